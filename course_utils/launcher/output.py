@@ -1,0 +1,144 @@
+"""What ranks print: whole in a log file a rank, live and capped in the cell.
+
+Under COURSE_PLAIN=1 nothing is shown before the run has ended; then the same lines come ordered by rank, so that a
+notebook executed twice shows the same text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+MAX_LINES = 200
+MAX_CHARACTERS = 20_000
+MAX_LINE = 1_000
+_COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
+
+
+class Logs(Sequence[str]):
+    """All that each rank printed, by rank, read from disk when asked for. The files go when nobody holds this."""
+
+    def __init__(self, folder: str, nprocs: int) -> None:
+        self._paths = [Path(folder, f"rank-{rank}.log") for rank in range(nprocs)]
+        self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._read(path) for path in self._paths[index]]
+        return self._read(self._paths[index])
+
+    def __repr__(self) -> str:
+        return f"<what {len(self)} ranks printed: " + ", ".join(f"{len(log)} characters" for log in self) + ">"
+
+    @staticmethod
+    def _read(path: Path) -> str:
+        return path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+
+
+class Lane:
+    """One rank's output: bytes in, log written, whole lines out."""
+
+    def __init__(self, rank: int, log: Path) -> None:
+        self.rank = rank
+        self._log = log.open("wb")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._line = ""
+        self._line_length = 0
+        self._lines = 0
+        self._characters = 0
+
+    def feed(self, data: bytes) -> list[str]:
+        """Keep `data` in the log; return the lines to show that it completes."""
+        self._log.write(data)
+        self._log.flush()
+        return self._complete(self._decoder.decode(data))
+
+    def close(self) -> list[str]:
+        """Return what was begun but never ended with a newline, and close the log."""
+        lines = self._complete(self._decoder.decode(b"", final=True))
+        if self._line:
+            lines += self._complete("\n")
+        self._log.close()
+        return lines
+
+    def _complete(self, text: str) -> list[str]:
+        shown = []
+        *complete, rest = text.split("\n")
+        for part in complete:
+            self._extend(part)
+            shown += self._cap()
+            self._line, self._line_length = "", 0
+        self._extend(rest)
+        return shown
+
+    def _extend(self, part: str) -> None:
+        # "\r" starts the line again: a progress bar shows its last state. The line kept is bounded, the log is whole.
+        text = self._line + part
+        before_end = text[:-1] if text.endswith("\r") else text  # "\r" at the very end may belong to "\r\n"
+        start = before_end.rfind("\r") + 1
+        self._line_length = len(text) - start if start else self._line_length + len(part)
+        self._line = text[start : start + MAX_LINE + 1]
+
+    def _cap(self) -> list[str]:
+        if self._lines > MAX_LINES or self._characters > MAX_CHARACTERS:
+            return []
+        line = self._line.rstrip("\r")
+        if self._line_length > MAX_LINE + 1:
+            line = f"{line[:MAX_LINE]} ... ({self._line_length} characters; the whole line is in run.logs[{self.rank}])"
+        self._lines += 1
+        self._characters += len(line)
+        if self._lines > MAX_LINES or self._characters > MAX_CHARACTERS:
+            return [f"... (not shown from here on; run.logs[{self.rank}] has everything)"]
+        return [line]
+
+
+class Console:
+    """Shows lines with the rank they come from: at once, or under COURSE_PLAIN=1 at the end, ordered by rank."""
+
+    def __init__(self, nprocs: int) -> None:
+        self._plain = os.environ.get("COURSE_PLAIN") == "1"
+        self._kept: list[list[str]] = [[] for _ in range(nprocs)]
+        self._colour = not self._plain and _shows_colour()
+
+    def show(self, rank: int, lines: Sequence[str]) -> None:
+        """Show the lines that rank printed."""
+        if self._plain:
+            self._kept[rank] += lines
+        elif lines:
+            prefix = f"[rank {rank}]"
+            if self._colour:
+                prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+            _write("".join(f"{prefix} {line}\n" for line in lines))
+
+    def note(self, text: str) -> None:
+        """Show a note about the whole run."""
+        _write(f"Note: {text}\n")
+
+    def close(self) -> None:
+        """Show what was kept back."""
+        kept, self._kept = self._kept, []
+        _write("".join(f"[rank {rank}] {line}\n" for rank, lines in enumerate(kept) for line in lines))
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _shows_colour() -> bool:
+    ipython = sys.modules.get("IPython")
+    return bool(ipython and ipython.get_ipython()) or sys.stdout.isatty()

@@ -1,0 +1,206 @@
+"""What a rank does on the wire, seen from inside it: where it waits, whether it makes progress, what it sent.
+
+torch.distributed's Python functions end in methods of ProcessGroup and in Work.wait. Those are wrapped here, so that
+every collective and every message leaves a mark, whoever starts the process group. DDP's reducer calls the group from
+C++ and does not pass through them: its progress shows in the group's sequence number, and a traced run (`trace=True`)
+gives it a process group written in Python, through which it has to go.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TRACED_BACKEND = "traced"
+
+# ProcessGroup's method -> (the name learners know, which argument holds this rank's own data, which one the peer)
+_METHODS: dict[str, tuple[str, int, int | None]] = {
+    "send": ("send", 0, 1),
+    "recv": ("recv", 0, 1),
+    "recv_anysource": ("recv", 0, None),
+    "allreduce": ("all_reduce", 0, None),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0, None),
+    "broadcast": ("broadcast", 0, None),
+    "reduce": ("reduce", 0, None),
+    "allgather": ("all_gather", 1, None),
+    "allgather_coalesced": ("all_gather_coalesced", 1, None),
+    "allgather_into_tensor_coalesced": ("all_gather_into_tensor", 1, None),
+    "all_gather_single_coalesced": ("all_gather_into_tensor", 1, None),
+    "_allgather_base": ("all_gather_into_tensor", 1, None),
+    "all_gather_single": ("all_gather_into_tensor", 1, None),
+    "gather": ("gather", 1, None),
+    "scatter": ("scatter", 1, None),
+    "reduce_scatter": ("reduce_scatter", 1, None),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 1, None),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1, None),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor", 1, None),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor", 1, None),
+    "alltoall": ("all_to_all", 1, None),
+    "alltoall_base": ("all_to_all_single", 1, None),
+    "all_to_all_single": ("all_to_all_single", 1, None),
+    "barrier": ("barrier", 0, None),
+    "monitored_barrier": ("monitored_barrier", 0, None),
+}
+
+
+class Watch:
+    """Everything seen on the wire by one rank; one a process, installed once."""
+
+    def __init__(self, epoch: float, trace: bool) -> None:
+        self._epoch = epoch
+        self._trace = trace
+        self._events: list[dict[str, Any]] = []
+        self._works: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._waiting: dict[int, list[str]] = {}  # thread -> what it is in, innermost last
+        self._steps = 0
+
+    def install(self) -> None:
+        """Wrap ProcessGroup's operations and Work.wait in this process."""
+        for method in _METHODS:
+            if hasattr(dist.ProcessGroup, method):  # names differ between torch versions
+                setattr(dist.ProcessGroup, method, self._watched(method, getattr(dist.ProcessGroup, method)))
+        wait = dist.Work.wait
+
+        def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            event = self._works.get(work)
+            with self._within(event):
+                finished = wait(work, *args, **kwargs)
+            if event is not None and event["finished"] is None:
+                self._finish(event, work)
+            return finished
+
+        dist.Work.wait = watched_wait
+        if self._trace:
+            dist.Backend.register_backend(TRACED_BACKEND, self._traced_group, devices=["cpu"])
+
+    def progress(self) -> int:
+        """Return a number that changes whenever this rank starts or finishes anything on the wire."""
+        steps = self._steps
+        for group in list(dist.distributed_c10d._world.pg_map):
+            try:
+                steps += group._get_sequence_number_for_group()
+            except RuntimeError:  # a backend that keeps no sequence number
+                continue
+        return steps
+
+    def waits_in(self, thread: int) -> str | None:
+        """Return what `thread` is blocked in, such as "all_reduce" or "recv from rank 0", or None."""
+        inside = self._waiting.get(thread)
+        return inside[-1] if inside else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what was recorded under trace=True, in the order it was started."""
+        return self._events
+
+    def _watched(self, method: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        name, own, peer_at = _METHODS[method]
+
+        def watched(group: Any, *args: Any, **kwargs: Any) -> Any:
+            event = {
+                "op": name,
+                "peer": None if peer_at is None else _global_rank(group, args[peer_at]),
+                "bytes": _bytes_of(args[own]) if len(args) > own else 0,
+                "tag": args[-1] if name in ("send", "recv") and isinstance(args[-1], int) else None,
+                "group": _name_of(group),
+                "start": time.monotonic() - self._epoch,
+                "end": None,
+                "started": self._step(),
+                "finished": None,
+            }
+            if self._trace:
+                self._events.append(event)
+            with self._within(event):
+                work = operation(group, *args, **kwargs)
+            if isinstance(work, dist.Work):
+                self._works[work] = event
+            else:
+                self._finish(event, None)
+            return work
+
+        return watched
+
+    def _finish(self, event: dict[str, Any], work: Any) -> None:
+        event["end"] = time.monotonic() - self._epoch
+        event["finished"] = self._step()
+        if event["op"] == "recv" and event["peer"] is None:
+            event["peer"] = work._source_rank()
+
+    def _step(self) -> int:
+        self._steps += 1
+        return self._steps
+
+    @contextmanager
+    def _within(self, event: dict[str, Any] | None) -> Iterator[None]:
+        if event is None:
+            yield
+            return
+        label = event["op"]
+        if label in ("send", "recv"):
+            direction = "to" if label == "send" else "from"
+            label += f" {direction} {'any rank' if event['peer'] is None else 'rank ' + str(event['peer'])}"
+        inside = self._waiting.setdefault(threading.get_ident(), [])
+        inside.append(label)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    def _traced_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+        """A process group in Python around gloo: C++ callers such as DDP's reducer pass through it and are seen."""
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        gloo._set_sequence_number_for_group()
+        group = TracedGroup(rank, size)
+        group.inner = dist.ProcessGroup(store, rank, size)
+        for either in (group, group.inner):  # C++ asks the outer group, too, for its backend's name and options
+            either._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            either._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return group
+
+
+class TracedGroup(dist.ProcessGroup):
+    """Passes every operation on to `inner`, whose methods are watched."""
+
+    inner: dist.ProcessGroup
+
+    def getBackendName(self) -> str:
+        return "gloo"
+
+
+def _passed_on(method: str) -> Callable[..., Any]:
+    def operation(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, method)(*args, **kwargs)
+
+    return operation
+
+
+for _method in _METHODS:
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(TracedGroup, _method, _passed_on(_method))
+
+
+def _bytes_of(data: Any) -> int:
+    if isinstance(data, torch.Tensor):
+        return data.numel() * data.element_size()
+    if isinstance(data, list | tuple):
+        return sum(_bytes_of(part) for part in data)
+    return 0
+
+
+def _global_rank(group: Any, rank: int) -> int:
+    ranks = dist.distributed_c10d._world.pg_group_ranks.get(group, {})
+    return next((whole for whole, part in ranks.items() if part == rank), rank)
+
+
+def _name_of(group: Any) -> str:
+    try:
+        return str(group.group_name)
+    except RuntimeError:  # not named yet
+        return ""
