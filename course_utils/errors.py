@@ -18,6 +18,10 @@ from dataclasses import dataclass
 class CourseError(Exception):
     """Base of every error that course_utils raises on purpose."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message, which says where in the learner's code, without our own frames."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class LaunchError(CourseError):
     """Something went wrong around the ranks of a launch."""

@@ -3,10 +3,12 @@
 The way of one launch: `requests` looks at the call, `sending` packs the function by value, `client` finds or starts the
 `server`, which forks a process a rank; `rank` is the life of that process, `watching` what it notes of its messages.
 `run` listens to all ranks at once; `output` shows and keeps what they print; `failures` and `tracing` make sense of
-what they report. `protocol` and `processes` are what the sides have in common.
+what they report. `links` slows
+messages down. `protocol` and `processes` are what the sides have in common.
 """
 
 from .client import server_pid, shutdown, warm
+from .links import Link
 from .run import Run, launch
 
-__all__ = ["Run", "launch", "server_pid", "shutdown", "warm"]
+__all__ = ["Link", "Run", "launch", "server_pid", "shutdown", "warm"]

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from . import failures, protocol
+from .links import Link, Port
 from .processes import die_with_parent
 
 WATCH_SECONDS = 0.2
@@ -103,7 +104,8 @@ class Rank:
         if task["framework"] == "torch":
             from .watching import Watch
 
-            self._watch = Watch(task["epoch"], task["trace"])
+            port = Port(Link(**task["link"]), task["rank"], task["run_folder"]) if task["link"] else None
+            self._watch = Watch(task["epoch"], task["trace"], port)
             self._watch.install()
         _limit_threads(task["threads"])
         _reseed()

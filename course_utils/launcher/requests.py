@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import BadRequest
 from ..machine import Plan, plan
+from .links import Link
 
 MAX_RANKS = 64
 FRAMEWORKS = ("torch", "python")
@@ -33,6 +34,7 @@ class Request:
     timeout: float
     init: bool
     trace: bool
+    link: Link | None
     preload: tuple[str, ...]
     environment: dict[str, str]
 
@@ -48,7 +50,7 @@ def understand(
     timeout: float,
     init: bool,
     roles: Any,
-    link: Any,
+    link: Link | None,
     trace: bool,
     preload: tuple[str, ...],
     env: Mapping[str, str] | None,
@@ -71,11 +73,14 @@ def understand(
     for name, value in (("init", init), ("trace", trace)):
         if not isinstance(value, bool):
             raise BadRequest(f"{name}={value!r}: it takes True or False")
-    for name, value in (("roles", roles), ("link", link)):
-        if value is not None:
-            raise BadRequest(f"{name} comes in a later release; leave it out")
+    if roles is not None:
+        raise BadRequest("roles comes in a later release; leave it out")
+    if link is not None and not isinstance(link, Link):
+        raise BadRequest(f"link={link!r}: it takes a Link, such as Link(latency=1e-3, bandwidth=1e9)")
     if trace and framework != "torch":
         raise BadRequest("trace=True counts torch.distributed's messages: it needs framework='torch'")
+    if link is not None and framework != "torch":
+        raise BadRequest("link slows torch.distributed's messages down: it needs framework='torch'")
     if backend is not None and framework != "torch":
         raise BadRequest(f"backend={backend!r} needs framework='torch'; {framework!r} has no backend")
     _check_arguments(fn, args, kwargs)
@@ -92,6 +97,7 @@ def understand(
         timeout=float(timeout),
         init=init and framework == "torch",
         trace=trace,
+        link=link,
         preload=_check_preload(preload),
         environment=_check_environment(env),
     )

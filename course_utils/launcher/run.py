@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any, ParamSpec
 from ..errors import LaunchError, RankState
 from . import failures, protocol
 from .client import server_for
+from .links import Link
 from .output import Console, Lane, Logs
 from .requests import OPTIONS, Request, refuse_ambiguous, understand
 from .sending import pack
@@ -77,7 +79,7 @@ def launch(
     timeout: float = 120.0,
     init: bool = True,
     roles: Any = None,
-    link: Any = None,
+    link: Link | None = None,
     trace: bool = False,
     preload: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
@@ -99,7 +101,8 @@ def launch(
         trace: count messages, bytes and rounds; see `Run.trace`.
         preload: further installed modules to hold in memory between launches.
         env: further environment variables for the ranks.
-        roles, link: come in a later release.
+        link: a Link that slows messages down as such a network would; the run's notes say that its times are emulated.
+        roles: comes in a later release.
 
     Raises:
         BadRequest, NotSendable: before anything is started.
@@ -174,6 +177,8 @@ class _Launch:
             self._note(f"ranks are started afresh, which is slow: {fresh_because}")
         elif early:
             self._note(f"ranks are started afresh, which is slow: {early[0]} is read when an interpreter starts")
+        if request.link:
+            self._note(f"times on the wire are emulated: {request.link}")
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_RankLink] = []
         self._leash: socket.socket | None = None
@@ -245,6 +250,8 @@ class _Launch:
             "environment": {**environment, **variables, **request.environment},
             "folder": _working_directory(),
             "python_path": sys.path,
+            "link": dataclasses.asdict(request.link) if request.link else None,
+            "run_folder": str(self._folder),
             "payload": str(self._folder / "payload"),
             "stack_file": str(link.stack_file),
             "epoch": time.monotonic(),

@@ -13,11 +13,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .links import Port
 
 TRACED_BACKEND = "traced"
 
@@ -51,14 +54,23 @@ _METHODS: dict[str, tuple[str, int, int | None]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Operation:
+    """Something started on the wire: what is recorded of it, and what tells until when a link holds it back."""
+
+    event: dict[str, Any]
+    may_end_at: Callable[[], float] | None
+
+
 class Watch:
     """Everything seen on the wire by one rank; one a process, installed once."""
 
-    def __init__(self, epoch: float, trace: bool) -> None:
+    def __init__(self, epoch: float, trace: bool, port: Port | None = None) -> None:
+        self._port = port
         self._epoch = epoch
         self._trace = trace
         self._events: list[dict[str, Any]] = []
-        self._works: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._works: weakref.WeakKeyDictionary[Any, _Operation] = weakref.WeakKeyDictionary()
         self._waiting: dict[int, list[str]] = {}  # thread -> what it is in, innermost last
         self._steps = 0
 
@@ -70,11 +82,12 @@ class Watch:
         wait = dist.Work.wait
 
         def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            event = self._works.get(work)
-            with self._within(event):
+            operation = self._works.get(work)
+            if operation is None or operation.event["finished"] is not None:
+                return wait(work, *args, **kwargs)
+            with self._within(operation.event):
                 finished = wait(work, *args, **kwargs)
-            if event is not None and event["finished"] is None:
-                self._finish(event, work)
+                self._finish(operation, work)
             return finished
 
         dist.Work.wait = watched_wait
@@ -117,31 +130,33 @@ class Watch:
             }
             if self._trace:
                 self._events.append(event)
+            may_end_at = self._port.started(event, _global_ranks(group)) if self._port else None
+            started = _Operation(event, may_end_at)
             with self._within(event):
                 work = operation(group, *args, **kwargs)
+                if not isinstance(work, dist.Work):
+                    self._finish(started, None)
             if isinstance(work, dist.Work):
-                self._works[work] = event
-            else:
-                self._finish(event, None)
+                self._works[work] = started
             return work
 
         return watched
 
-    def _finish(self, event: dict[str, Any], work: Any) -> None:
-        event["end"] = time.monotonic() - self._epoch
-        event["finished"] = self._step()
+    def _finish(self, operation: _Operation, work: Any) -> None:
+        event = operation.event
         if event["op"] == "recv" and event["peer"] is None:
             event["peer"] = work._source_rank()
+        if operation.may_end_at is not None:
+            time.sleep(max(0.0, operation.may_end_at() - time.monotonic()))
+        event["end"] = time.monotonic() - self._epoch
+        event["finished"] = self._step()
 
     def _step(self) -> int:
         self._steps += 1
         return self._steps
 
     @contextmanager
-    def _within(self, event: dict[str, Any] | None) -> Iterator[None]:
-        if event is None:
-            yield
-            return
+    def _within(self, event: dict[str, Any]) -> Iterator[None]:
         label = event["op"]
         if label in ("send", "recv"):
             direction = "to" if label == "send" else "from"
@@ -197,6 +212,10 @@ def _bytes_of(data: Any) -> int:
 def _global_rank(group: Any, rank: int) -> int:
     ranks = dist.distributed_c10d._world.pg_group_ranks.get(group, {})
     return next((whole for whole, part in ranks.items() if part == rank), rank)
+
+
+def _global_ranks(group: Any) -> list[int]:
+    return sorted(dist.distributed_c10d._world.pg_group_ranks.get(group, range(group.size())))
 
 
 def _name_of(group: Any) -> str:
