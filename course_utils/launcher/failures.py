@@ -28,6 +28,7 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _LAST_LINES = 12
+DEATH_SECONDS = 1.0  # by so much may an exception that a death caused come before the news of the death
 
 # What a rank says when the other side of its connection is gone: never the first failure if there is another one.
 _CONSEQUENCE = re.compile(
@@ -69,9 +70,14 @@ def frames_of(frame: FrameType | None) -> list[Frame]:
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
+        return _writable(str(error))
     except Exception as second:
         return f"<its message cannot be shown: {type(second).__name__}>"
+
+
+def _writable(text: str) -> str:
+    """Escape what no terminal or notebook can be sent, such as half a character."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _chain(described: traceback.TracebackException) -> list[dict[str, Any]]:
@@ -86,7 +92,7 @@ def _chain(described: traceback.TracebackException) -> list[dict[str, Any]]:
         links.append(
             {
                 "frames": [[entry.filename, entry.lineno, entry.name] for entry in link.stack],
-                "lines": [line.rstrip("\n") for line in link.format_exception_only()],
+                "lines": [_writable(line.rstrip("\n")) for line in link.format_exception_only()],
                 "because": "cause" if cause else "context" if context else None,
             }
         )
@@ -113,7 +119,10 @@ class Failure:
     @property
     def may_be_consequence(self) -> bool:
         """Whether this is what a rank says when another one broke its connection."""
-        return self.kind == "exception" and bool(_CONSEQUENCE.search(self.message))
+        if self.kind != "exception":
+            return False
+        said = [self.message, *("\n".join(link["lines"]) for link in self.chain)]
+        return any(_CONSEQUENCE.search(text) for text in said)
 
     def folded(self) -> str:
         """The failure in one line, beside one that it may have followed from."""
@@ -135,9 +144,14 @@ class Failure:
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """Choose the first original failure: a lost connection is a consequence as long as there is anything else."""
     originals = [failure for failure in failures if not failure.may_be_consequence]
-    first = min(originals or failures, key=lambda failure: failure.time)
+    first = min(originals or failures, key=_when)
     alike = [failure for failure in failures if failure.headline() == first.headline()]
     return min(alike, key=lambda failure: failure.rank)  # which of equal failures came first is chance
+
+
+def _when(failure: Failure) -> float:
+    """When a failure happened: a death is heard of later than it happens, and after what it does to other ranks."""
+    return failure.time - (DEATH_SECONDS if failure.kind in ("exit", "signal") else 0.0)
 
 
 def worker_failed(failures: Sequence[Failure], nprocs: int, logs: Sequence[str]) -> WorkerFailed:
@@ -228,15 +242,31 @@ def format_frames(frames: Sequence[Frame]) -> str:
             lines.append(f"  ({more}{function}, {place(file, line)})")
             folded.clear()
 
+    previous: list[str] = []
+    repeated = 0
+
+    def repeat() -> None:
+        nonlocal repeated
+        if repeated:
+            lines.append(f"  (the same line {repeated} more time{'s' * (repeated > 1)})")
+            repeated = 0
+
     for file, line, function in frames[first:]:
         if _is_library(file):
             folded.append([file, line, function])
             continue
         unfold()
-        lines.append(f"  {place(file, line)}, in {function}")
+        entry = [f"  {place(file, line)}, in {function}"]
         source = _source(file, line)
         if source:
-            lines.append(f"    {source}")
+            entry.append(f"    {source}")
+        if entry == previous:
+            repeated += 1
+            continue
+        repeat()
+        lines += entry
+        previous = entry
+    repeat()
     unfold()
     return "\n".join(lines)
 

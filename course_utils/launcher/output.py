@@ -108,13 +108,16 @@ class Lane:
 class Console:
     """Shows lines with the rank they come from: at once, or under COURSE_PLAIN=1 at the end, ordered by rank."""
 
-    def __init__(self, nprocs: int) -> None:
+    def __init__(self, nprocs: int, silent: bool = False) -> None:
+        self._silent = silent
         self._plain = os.environ.get("COURSE_PLAIN") == "1"
         self._kept: list[list[str]] = [[] for _ in range(nprocs)]
         self._colour = not self._plain and _shows_colour()
 
     def show(self, rank: int, lines: Sequence[str]) -> None:
         """Show the lines that rank printed."""
+        if self._silent:
+            return
         if self._plain:
             self._kept[rank] += lines
         elif lines:
@@ -125,7 +128,8 @@ class Console:
 
     def note(self, text: str) -> None:
         """Show a note about the whole run."""
-        _write(f"Note: {text}\n")
+        if not self._silent:
+            _write(f"Note: {text}\n")
 
     def close(self) -> None:
         """Show what was kept back."""

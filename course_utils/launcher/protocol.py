@@ -28,7 +28,7 @@ HELLO = b"H"  # JSON: pid; the rank is alive and has its task
 BEGUN = b"B"  # JSON: fn starts now; the backend and notes
 PROGRESS = b"P"
 STACK = b"S"  # JSON: where the main thread is
-VALUE = b"V"  # pickled return value
+VALUE = b"V"  # the return value, pickled or as plain data
 DONE = b"D"  # JSON: seconds and events; after VALUE
 ERROR = b"E"  # JSON: an exception
 # kernel -> server, then server -> kernel, on a run socket

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from . import failures, protocol
+from . import failures, plain, protocol
 from .links import Link, Port
 from .processes import die_with_parent
 
@@ -58,6 +58,7 @@ class Rank:
         self._task = task
         self._released = threading.Event()
         self._watch: Any = None
+        self._call_held: Any = None
         self._main_thread = threading.main_thread().ident or 0
         os.environ.clear()
         os.environ.update(task["environment"])
@@ -80,13 +81,13 @@ class Rank:
             self._channel.send_json(protocol.ERROR, failures.describe(error))
             return
         try:
-            pickled = _pickle_result(value)
+            carried = plain.encode(value) if self._task["judged"] else _pickle_result(value)
         except Exception as error:
             self._channel.send_json(protocol.ERROR, failures.describe_unsendable_result(value, error))
             return
-        self._channel.send(protocol.VALUE, pickled)
+        self._channel.send(protocol.VALUE, carried)
         events = self._watch.events() if self._watch else []
-        self._channel.send_json(protocol.DONE, {"seconds": seconds, "events": events})
+        self._channel.send_json(protocol.DONE, {"seconds": seconds, "events": events, "type": type(value).__name__})
 
     def leave(self) -> NoReturn:
         """Stay until all ranks have reported, since a peer may still be talking to this one; then go."""
@@ -107,10 +108,14 @@ class Rank:
             port = Port(Link(**task["link"]), task["rank"], task["run_folder"]) if task["link"] else None
             self._watch = Watch(task["epoch"], task["trace"], port)
             self._watch.install()
+            if task["judged"]:
+                from .relayed import register
+
+                register(self._watch, f"{task['run_folder']}/relay")
         _limit_threads(task["threads"])
         _reseed()
         with open(task["payload"], "rb") as file:
-            fn, args, kwargs = pickle.load(file)
+            self._call_held = fn, args, kwargs = pickle.load(file)  # until all have reported: a message may need it
         if task["init"]:
             begun = _join_process_group(task)
         self._channel.send_json(protocol.BEGUN, begun)
@@ -122,8 +127,11 @@ class Rank:
         """Watcher thread: report progress, answer questions, and end this rank when the kernel is gone."""
         seen = 0
         while True:
-            readable, _, _ = select.select([self._channel], [], [], WATCH_SECONDS)
-            messages = self._channel.receive() if readable else []
+            try:
+                readable, _, _ = select.select([self._channel], [], [], WATCH_SECONDS)
+                messages = self._channel.receive() if readable else []
+            except (OSError, ValueError):  # the learner's code has closed every file of this process
+                messages = None
             if messages is None:
                 os.killpg(os.getpgid(0), signal.SIGKILL)
             for kind, _ in messages or []:
@@ -159,7 +167,11 @@ def _join_process_group(task: dict[str, Any]) -> dict[str, Any]:
     if "nccl" in backend:
         torch.cuda.set_device(task["rank"])
     used = backend
-    if task["trace"]:
+    if task["judged"]:
+        from .relayed import BACKEND
+
+        backend = used = BACKEND
+    elif task["trace"]:
         from .watching import TRACED_BACKEND
 
         if "nccl" in backend:

@@ -37,6 +37,7 @@ class Request:
     link: Link | None
     preload: tuple[str, ...]
     environment: dict[str, str]
+    judged: bool = False
 
 
 def understand(

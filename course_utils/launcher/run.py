@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from ..errors import LaunchError, RankState
-from . import failures, protocol
+from . import failures, plain, protocol
 from .client import server_for
 from .links import Link
 from .output import Console, Lane, Logs
+from .relay import Relay
 from .requests import OPTIONS, Request, refuse_ambiguous, understand
 from .sending import pack
 from .tracing import Trace, trace_of
@@ -131,6 +132,40 @@ def launch(
     return _Launch(request).carry_out()
 
 
+def launch_judged(
+    fn: Callable[..., Any],
+    *args: Any,
+    nprocs: int,
+    timeout: float,
+    init: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> Run:
+    """Like `launch`, for answers that count: this process takes nothing from the ranks on trust.
+
+    Results come back as plain data (see `plain`), never pickled. Messages pass through this process, which counts them:
+    `Run.trace` holds what really went from rank to rank. Ranks have send, recv, isend, irecv and barrier; other
+    collectives refuse. Nothing is shown.
+
+    Raises what `launch` raises.
+    """
+    request = understand(
+        fn,
+        args,
+        {},
+        nprocs=nprocs,
+        framework="torch",
+        backend="gloo",
+        timeout=timeout,
+        init=init,
+        roles=None,
+        link=None,
+        trace=False,
+        preload=(),
+        env=env,
+    )
+    return _Launch(dataclasses.replace(request, judged=True)).carry_out()
+
+
 @dataclass
 class _RankLink:
     """What the kernel holds of one rank: its control socket, its output, and what it has reported."""
@@ -171,7 +206,7 @@ class _Launch:
         self._logs = Logs(str(self._folder), request.nprocs)
         self._folder.joinpath("payload").write_bytes(payload)
         del payload
-        self._console = Console(request.nprocs)
+        self._console = Console(request.nprocs, silent=request.judged)
         early = sorted(name for name in request.environment if name.startswith(_READ_AT_START))
         if fresh_because:
             self._note(f"ranks are started afresh, which is slow: {fresh_because}")
@@ -180,6 +215,7 @@ class _Launch:
         if request.link:
             self._note(f"times on the wire are emulated: {request.link}")
         self._selector = selectors.DefaultSelector()
+        self._relay = Relay(str(self._folder / "relay"), request.nprocs, self._selector) if request.judged else None
         self._ranks: list[_RankLink] = []
         self._leash: socket.socket | None = None
         with _reserved_port() as port:
@@ -252,6 +288,7 @@ class _Launch:
             "python_path": sys.path,
             "link": dataclasses.asdict(request.link) if request.link else None,
             "run_folder": str(self._folder),
+            "judged": request.judged,
             "payload": str(self._folder / "payload"),
             "stack_file": str(link.stack_file),
             "epoch": time.monotonic(),
@@ -438,6 +475,8 @@ class _Launch:
             self._console.close()
         finally:
             self._selector.close()
+            if self._relay is not None:
+                self._relay.close()
             if self._leash is not None:
                 self._leash.close()
             for link in self._ranks:
@@ -455,13 +494,26 @@ class _Launch:
 
     def _result(self) -> Run:
         return Run(
-            results=[pickle.loads(link.value) for link in self._ranks],
+            results=[self._value_of(link) for link in self._ranks],
             logs=self._logs,
             backend=self._backend,
             notes=self._notes,
             seconds=[link.report["seconds"] for link in self._ranks],
-            trace=trace_of([link.report["events"] for link in self._ranks]) if self._request.trace else None,
+            trace=self._trace(),
         )
+
+    def _value_of(self, link: _RankLink) -> Any:
+        try:
+            return plain.decode(link.value) if self._request.judged else pickle.loads(link.value)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            failure = failures.Failure(link.rank, "result", time.monotonic(), link.report["type"], text)
+            raise failures.worker_failed([failure], self._request.nprocs, self._logs) from None
+
+    def _trace(self) -> Trace | None:
+        if self._relay is not None:
+            return trace_of(self._relay.recorded)
+        return trace_of([link.report["events"] for link in self._ranks]) if self._request.trace else None
 
 
 @contextlib.contextmanager

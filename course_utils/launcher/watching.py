@@ -78,19 +78,8 @@ class Watch:
         """Wrap ProcessGroup's operations and Work.wait in this process."""
         for method in _METHODS:
             if hasattr(dist.ProcessGroup, method):  # names differ between torch versions
-                setattr(dist.ProcessGroup, method, self._watched(method, getattr(dist.ProcessGroup, method)))
-        wait = dist.Work.wait
-
-        def watched_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            operation = self._works.get(work)
-            if operation is None or operation.event["finished"] is not None:
-                return wait(work, *args, **kwargs)
-            with self._within(operation.event):
-                finished = wait(work, *args, **kwargs)
-                self._finish(operation, work)
-            return finished
-
-        dist.Work.wait = watched_wait
+                setattr(dist.ProcessGroup, method, self.watched(method, getattr(dist.ProcessGroup, method)))
+        dist.Work.wait = self.watched_wait(dist.Work.wait)
         if self._trace:
             dist.Backend.register_backend(TRACED_BACKEND, self._traced_group, devices=["cpu"])
 
@@ -113,7 +102,22 @@ class Watch:
         """Return what was recorded under trace=True, in the order it was started."""
         return self._events
 
-    def _watched(self, method: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def watched_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Work.wait, or a subclass's, so that it tells where this rank waits and when that ends."""
+
+        def watched(work: Any, *args: Any, **kwargs: Any) -> Any:
+            operation = self._works.get(work)
+            if operation is None or operation.event["finished"] is not None:
+                return wait(work, *args, **kwargs)
+            with self._within(operation.event):
+                finished = wait(work, *args, **kwargs)
+                self._finish(operation, work)
+            return finished
+
+        return watched
+
+    def watched(self, method: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an operation of ProcessGroup, or of a subclass, so that it leaves its mark."""
         name, own, peer_at = _METHODS[method]
 
         def watched(group: Any, *args: Any, **kwargs: Any) -> Any:
