@@ -28,6 +28,7 @@ _START = "import sys; sys.path[:] = sys.argv[1].split('\\n'); del sys.argv[1]; "
 )
 
 _servers: dict[tuple[Any, ...], ServerHandle] = {}
+_homes: dict[int, str] = {}  # a process forked from this one has a folder of its own
 _lock = threading.Lock()
 
 
@@ -35,11 +36,12 @@ class ServerHandle:
     """One server of this process. Every run gets a socket of its own, so that runs of several threads do not mix."""
 
     def __init__(self, preload: tuple[str, ...], fork: bool) -> None:
-        self._folder = tempfile.mkdtemp(prefix="course_utils-")
+        self._home = _home()
+        self._folder = tempfile.mkdtemp(prefix="server-", dir=self._home)
         self._base, theirs = socket.socketpair()
         self._ready: dict[str, Any] | None = None
         path = "\n".join([str(Path(__file__).parent.parent.parent), *(entry for entry in sys.path if entry)])
-        command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), self._folder]
+        command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), self._home]
         with theirs, Path(self._folder, "server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "fork" if fork else "fresh", *preload],
@@ -61,8 +63,8 @@ class ServerHandle:
         return self._process.poll() is None
 
     def run_folder(self) -> str:
-        """Make a folder for one run; it goes with the run, or with the server if the kernel is killed."""
-        return tempfile.mkdtemp(prefix="run-", dir=self._folder)
+        """Make a folder for one run; it goes with the run's logs, or with the kernel."""
+        return tempfile.mkdtemp(prefix="run-", dir=self._home)
 
     def why_fresh(self) -> str | None:
         """Wait until the server is ready; return why it starts fresh interpreters although it was to fork, or None.
@@ -110,6 +112,14 @@ class ServerHandle:
         return path.read_text(errors="replace")[-2000:].strip() if path.exists() else ""
 
 
+def _home() -> str:
+    """The folder of everything that this process's servers and runs keep on disk."""
+    folder = _homes.get(os.getpid())
+    if folder is None or not os.path.isdir(folder):
+        folder = _homes[os.getpid()] = tempfile.mkdtemp(prefix="course_utils-")
+    return folder
+
+
 def server_for(framework: str, preload: tuple[str, ...]) -> ServerHandle:
     """Return this process's server with these modules in memory, started or replaced as needed."""
     fork = os.environ.get("COURSE_LAUNCHER") != "subprocess" and sys.platform.startswith("linux")
@@ -124,6 +134,14 @@ def server_for(framework: str, preload: tuple[str, ...]) -> ServerHandle:
         if server is None:
             server = _servers[key] = ServerHandle(modules, fork)
     return server
+
+
+def forget(server: ServerHandle) -> None:
+    """End a server that does not answer any more; the next launch starts another."""
+    with _lock:
+        for key in [key for key, known in _servers.items() if known is server]:
+            del _servers[key]
+    server.close()
 
 
 def warm(framework: str = "torch") -> None:
@@ -146,4 +164,8 @@ def shutdown() -> None:
             _servers.pop(key).close()
 
 
-atexit.register(shutdown)
+@atexit.register
+def _leave_nothing() -> None:
+    shutdown()
+    if os.getpid() in _homes:
+        shutil.rmtree(_homes.pop(os.getpid()), ignore_errors=True)

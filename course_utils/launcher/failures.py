@@ -276,8 +276,10 @@ def place(file: str, line: int) -> str:
     cell = _cell_number(file)
     if cell is not None:
         return f"cell {cell}, line {line}"
-    if file.startswith("<") or "ipykernel_" in file:
+    if "ipykernel_" in file:
         return f"a cell, line {line}"
+    if file == "<stdin>":
+        return f"the console, line {line}"
     if _is_library(file):
         return f"{_INSTALLED.split(file)[-1].removeprefix(_STANDARD_LIBRARY + os.sep)}, line {line}"
     return f"{os.path.basename(file)}, line {line}"
@@ -294,8 +296,10 @@ def _cell_number(file: str) -> int | None:
 
 
 def _is_library(file: str) -> bool:
-    if file.startswith((_PACKAGE, _STANDARD_LIBRARY, "<frozen")):
+    if file.startswith((_PACKAGE, _STANDARD_LIBRARY)):
         return True
+    if file.startswith("<"):  # made by exec: dataclasses, named tuples, torch.fx
+        return not file.startswith(("<ipython-input-", "<stdin>"))
     return bool(_INSTALLED.search(file))
 
 

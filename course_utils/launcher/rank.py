@@ -214,7 +214,14 @@ def _refuse_the_keyboard() -> None:
     keyboard = _NoKeyboard()
     sys.stdin = keyboard
     builtins.input = keyboard.refuse
+    setattr(builtins, "display", _display)  # noqa: B010 - notebooks have it, so cells use it
     sys.breakpointhook = keyboard.refuse
+
+
+def _display(*values: Any, **_: Any) -> None:
+    """What `display` shows in a rank: the text form of each value."""
+    for value in values:
+        print(repr(value))
 
 
 def _limit_threads(threads: int) -> None:

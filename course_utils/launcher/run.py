@@ -20,7 +20,7 @@ from typing import Any, ParamSpec
 
 from ..errors import LaunchError, RankState
 from . import failures, plain, protocol
-from .client import server_for
+from .client import forget, server_for
 from .links import Link
 from .output import Console, Lane, Logs
 from .relay import Relay
@@ -32,6 +32,7 @@ LEAVE_SECONDS = 2.0  # for what ranks registered with atexit
 STACK_SECONDS = 1.0
 SETTLE_SECONDS = 0.3  # after a failure, for an earlier one whose report is still under way
 CONSEQUENCE_SECONDS = 2.0  # after a lost connection, for the failure that must be behind it
+_KILLED = "the process that starts and watches ranks was killed, and the ranks with it"
 # Variables that an interpreter or a library reads once, at its start: a forked rank would not see them.
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL", "OPENBLAS_", "KMP_", "MKL_")
 
@@ -166,6 +167,10 @@ def launch_judged(
     return _Launch(dataclasses.replace(request, judged=True)).carry_out()
 
 
+class _ServerGone(LaunchError):
+    """The server has ended, idle or killed."""
+
+
 @dataclass
 class _RankLink:
     """What the kernel holds of one rank: its control socket, its output, and what it has reported."""
@@ -198,14 +203,22 @@ class _Launch:
 
     def carry_out(self) -> Run:
         """Start the ranks, listen until all have reported, and return or raise. Nothing of the run is left then."""
+        payload = pack(self._request.fn, self._request.args, self._request.kwargs)
+        try:
+            return self._attempt(payload)
+        except _ServerGone:
+            forget(self._server)
+            if any(link.pid for link in self._ranks):
+                raise
+        return _Launch(self._request)._attempt(payload)  # it had ended before the ranks began: nothing has happened yet
+
+    def _attempt(self, payload: bytes) -> Run:
         request = self._request
-        payload = pack(request.fn, request.args, request.kwargs)
-        server = server_for(request.framework, request.preload)
+        self._server = server = server_for(request.framework, request.preload)
         fresh_because = server.why_fresh()
         self._folder = Path(server.run_folder())
         self._logs = Logs(str(self._folder), request.nprocs)
         self._folder.joinpath("payload").write_bytes(payload)
-        del payload
         self._console = Console(request.nprocs, silent=request.judged)
         early = sorted(name for name in request.environment if name.startswith(_READ_AT_START))
         if fresh_because:
@@ -250,10 +263,8 @@ class _Launch:
             asked = {"nprocs": request.nprocs, "fresh": fresh, "environment": environment}
             try:
                 self._leash = server.ask(asked, numbers)
-            except OSError:  # the server has just ended, idle or killed: a new one takes over
-                server = server_for(request.framework, request.preload)
-                server.why_fresh()
-                self._leash = server.ask(asked, numbers)
+            except OSError:
+                raise _ServerGone(_KILLED) from None
         finally:
             for end in theirs:
                 os.close(end) if isinstance(end, int) else end.close()
@@ -304,7 +315,7 @@ class _Launch:
             if self._failures and (now >= self._settled_at or self._nobody_is_left()):
                 raise self._as_error()
             if self._server_gone:
-                raise LaunchError("the process that starts and watches ranks was killed, and the ranks with it")
+                raise _ServerGone(_KILLED)
             quiet = now - self._last_progress
             if quiet >= self._request.timeout:
                 raise self._as_timeout()

@@ -64,9 +64,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     _Look().everything(fn, args, kwargs)
     try:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump((fn, args, kwargs))
-        return buffer.getvalue()
+        return _dumps((fn, args, kwargs))
     except CourseError:
         raise
     except Exception as error:
@@ -79,10 +77,36 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     return build, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
 
 
+class _Refused(Exception):
+    """The pickler met something that it would carry, but that cannot live in another process."""
+
+    def __init__(self, type_name: str, why: str) -> None:
+        super().__init__(why)
+        self.type_name = type_name
+
+
 class _Pickler(cloudpickle.Pickler):
     dispatch_table: ClassVar[Any] = collections.ChainMap(
         {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
     )
+
+    def reducer_override(self, obj: Any) -> Any:
+        why = _why_not(obj)
+        if why:  # inside something that the look does not see through
+            raise _Refused(type(obj).__name__, why)
+        if isinstance(obj, functools._lru_cache_wrapper) and not _by_reference(obj):
+            return _cached_again, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _cached_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 class _Look:
@@ -125,6 +149,9 @@ def _parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
     elif isinstance(value, functools.partial):
         yield value.func, _name_of(value.func)
         yield from _arguments(value.args, value.keywords)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        if not _by_reference(value):
+            yield value.__wrapped__, name
     elif isinstance(value, staticmethod | classmethod):
         yield value.__func__, name
     elif isinstance(value, property):
@@ -139,10 +166,12 @@ def _parts(value: Any, name: str) -> Iterator[tuple[Any, str]]:
         for key, member in value.items():
             yield member, f"{name}[{key!r}]"
             yield key, f"a key of {name}"
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | collections.deque):
         for index, member in enumerate(value):
-            yield member, f"{name}[{index}]" if isinstance(value, list | tuple) else f"an element of {name}"
-    elif not _pickles_in_its_own_way(value):
+            yield member, f"{name}[{index}]"
+    elif isinstance(value, set | frozenset):
+        yield from ((member, f"an element of {name}") for member in value)
+    elif isinstance(value, types.SimpleNamespace) or not _pickles_in_its_own_way(value):
         for key, member in _state_of(value).items():
             yield member, f"{name}.{key}"
         for owner in type(value).__mro__:
@@ -251,12 +280,14 @@ def _name_the_culprit(
                 continue
             seen.add(id(part))
             try:
-                cloudpickle.dumps(part)
+                _dumps(part)
             except Exception as smaller:
                 value, name, error = part, part_name, smaller
                 parts = list(_parts(part, part_name))
                 break
         else:
+            if isinstance(error, _Refused):
+                return NotSendable(name, error.type_name, str(error))
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             return NotSendable(name, type(value).__name__, f"it cannot be sent to another process ({reason})")
 

@@ -86,8 +86,11 @@ class Server:
         """Run until the kernel is gone or nothing has been asked for a long time."""
         while True:
             ending = any(run.ending_since is not None for run in self._runs)
-            for key, _ in self._selector.select(0.01 if ending else 0.25 if self._runs else 1.0):
+            events = self._selector.select(0.01 if ending else 0.25 if self._runs else 1.0)
+            for key, _ in events:
                 key.data(key.fileobj)
+            if self._fork and not events and not self._runs:
+                self._import_more()
             self._reap()
             for run in list(self._runs):
                 self._end_if_due(run)
@@ -97,6 +100,15 @@ class Server:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_SECONDS:
                 self._leave(kernel_gone=False)
+
+    def _import_more(self) -> None:
+        """While nobody waits: what DDP's constructor would import in every rank anew, which takes over a second."""
+        if "torch" in sys.modules and "torch._dynamo" not in sys.modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module("torch._dynamo")
+            self._fork = why_forking_is_unsafe() is None
+            gc.collect()
+            gc.freeze()
 
     def _on_base(self, base: socket.socket) -> None:
         try:
