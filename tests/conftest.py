@@ -1,0 +1,57 @@
+"""What every test can ask for: a program of the system, and whether the long soaks run whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LONG = os.environ.get("COURSE_LONG") == "1"
+REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
+
+# The tests of the imitation environment mean something only inside it; `make test` names them there.
+collect_ignore = [] if Path(sys.prefix).name == ".venv-platforms" else ["platforms"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests marked `long` to `make test-long`."""
+    if LONG:
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
+def find_system(name: str) -> str:
+    """Path of the program `name`; where it is absent, skip the test with the reason, or fail it under REQUIRE_ALL=1."""
+    path = shutil.which(name)
+    if path is None:
+        reason = f"needs {name}, which is not installed (.ci/run installs it)"
+        if REQUIRE_ALL:
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def require_system() -> Callable[[str], str]:
+    """`require_system("chromium")` gives the program's path, or ends the test with the reason."""
+    return find_system
+
+
+@pytest.fixture(scope="session")
+def count() -> Callable[[int, int], int]:
+    """`count(10, 100)`: 10 rounds of a soak in `make test`, 100 in `make test-long`."""
+    return lambda reduced, whole: whole if LONG else reduced
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return ROOT
