@@ -40,6 +40,7 @@ class ServerHandle:
         self._folder = tempfile.mkdtemp(prefix="server-", dir=self._home)
         self._base, theirs = socket.socketpair()
         self._ready: dict[str, Any] | None = None
+        self._lock = threading.Lock()
         path = "\n".join([str(Path(__file__).parent.parent.parent), *(entry for entry in sys.path if entry)])
         command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), self._home]
         with theirs, Path(self._folder, "server.log").open("wb") as log:
@@ -64,6 +65,7 @@ class ServerHandle:
 
     def run_folder(self) -> str:
         """Make a folder for one run; it goes with the run's logs, or with the kernel."""
+        os.makedirs(self._home, exist_ok=True)  # systems clean their temporary folder
         return tempfile.mkdtemp(prefix="run-", dir=self._home)
 
     def why_fresh(self) -> str | None:
@@ -71,24 +73,25 @@ class ServerHandle:
 
         Raises LaunchError if it could not start.
         """
-        if self._ready is None:
-            select.select([self._base], [], [])  # an interrupt while it imports must not tear a message apart
-            try:
-                header = protocol.receive_exactly(self._base, protocol.HEADER.size)
-                kind, length = protocol.HEADER.unpack(header)
-                answer = json.loads(protocol.receive_exactly(self._base, length))
-            except ConnectionError:
-                raise LaunchError(f"the process that starts ranks ended at once:\n{self._log()}") from None
-            if kind != protocol.READY:
-                raise LaunchError(f"the process that starts ranks cannot: {answer['why']}\n{self._log()}")
-            self._ready = answer
-        return self._ready["why"]
+        with self._lock:  # of two threads that launch first, one reads the answer
+            if self._ready is None:
+                select.select([self._base], [], [])  # an interrupt while it imports must not tear a message apart
+                try:
+                    header = protocol.receive_exactly(self._base, protocol.HEADER.size)
+                    kind, length = protocol.HEADER.unpack(header)
+                    answer = json.loads(protocol.receive_exactly(self._base, length))
+                except ConnectionError:
+                    raise LaunchError(f"the process that starts ranks ended at once:\n{self._log()}") from None
+                if kind != protocol.READY:
+                    raise LaunchError(f"the process that starts ranks cannot: {answer['why']}\n{self._log()}")
+                self._ready = answer
+            return self._ready["why"]
 
     def ask(self, request: dict[str, Any], descriptors: list[int]) -> socket.socket:
         """Have the server start ranks on these descriptors; return the run's leash. Closing it ends the ranks."""
         leash, theirs = socket.socketpair()
         try:
-            with theirs:
+            with theirs, self._lock:
                 socket.send_fds(self._base, [b"R"], [theirs.fileno()])
             leash.sendall(protocol.frame_json(protocol.RUN, request))
             protocol.send_descriptors(leash, descriptors)
