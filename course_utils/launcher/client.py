@@ -23,7 +23,9 @@ PRELOAD = {"torch": ("torch", "torch.distributed", "numpy", "course_utils.launch
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-_START = "import sys; sys.path[:] = sys.argv[1].split('\\n'); del sys.argv[1]; " + (
+# The interpreter's own path comes first: a learner's folder may hold a file named like a library.
+_START = (
+    "import sys; sys.path += [entry for entry in sys.argv[1].split('\\n') if entry not in sys.path]; del sys.argv[1]; "
     "from course_utils.launcher.server import main; main()"
 )
 

@@ -60,6 +60,8 @@ class Rank:
         self._watch: Any = None
         self._call_held: Any = None
         self._main_thread = threading.main_thread().ident or 0
+        if task["framework"] == "torch":  # before the learner's folder, which may hold a torch.py, is on the path
+            importlib.import_module(".watching", __package__)
         os.environ.clear()
         os.environ.update(task["environment"])
         if task["folder"] is not None:

@@ -194,7 +194,7 @@ class _Launch:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._notes = list(request.plan.notes) if request.framework == "torch" else []
+        self._notes: list[str] = []
         self._backend: str | None = None
         self._failures: list[failures.Failure] = []
         self._settled_at = 0.0
@@ -220,6 +220,8 @@ class _Launch:
         self._logs = Logs(str(self._folder), request.nprocs)
         self._folder.joinpath("payload").write_bytes(payload)
         self._console = Console(request.nprocs, silent=request.judged)
+        for note in request.plan.notes if request.framework == "torch" else ():
+            self._note(note)
         early = sorted(name for name in request.environment if name.startswith(_READ_AT_START))
         if fresh_because:
             self._note(f"ranks are started afresh, which is slow: {fresh_because}")
