@@ -1,0 +1,15 @@
+"""What a learner does with exercises: check an answer, take a hint, make a prediction, see the progress.
+
+`registry` knows the exercises, described in one module a lesson (`lesson_00`, ...); `judging` runs an answer in fresh
+ranks (`inside` is the part that runs there) and finds a verdict; `answers` and `guesses` show it, as `panels`;
+`standins` take the place of missing answers; `record` keeps what was done, `tally` adds it up.
+"""
+
+from __future__ import annotations
+
+from .answers import check, hint
+from .guesses import compare, predict
+from .standins import answer_needed
+from .tally import progress
+
+__all__ = ["answer_needed", "check", "compare", "hint", "predict", "progress"]

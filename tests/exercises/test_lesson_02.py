@@ -1,0 +1,103 @@
+"""The checks of lesson 02 accept what is right, reject what is wrong, and say what is wrong."""
+
+from __future__ import annotations
+
+import time
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import launch
+from course_utils.exercises import judging, registry
+from course_utils.exercises.traffic import by_case
+from tests.exercises import answers_02
+from tests.exercises.judged import Family, text_of, verdict_on
+
+cloudpickle.register_pickle_by_value(answers_02)
+FAMILIES = {family.exercise: family for family in vars(answers_02).values() if isinstance(family, Family)}
+RIGHT = [(family.exercise, answer) for family in FAMILIES.values() for answer in family.right]
+WRONG = [(family.exercise, name) for family in FAMILIES.values() for name in family.wrong]
+MOVES = [name for name in FAMILIES if name != "bandwidths"]  # judged by traffic too
+
+
+@pytest.mark.parametrize(("exercise", "answer"), RIGHT, ids=lambda value: getattr(value, "__name__", value))
+def test_a_right_answer_passes_in_every_world_size_however_it_is_written(exercise, answer):
+    verdict = verdict_on(exercise, answer)
+    assert verdict.state == "passed", text_of(verdict)
+    assert exercise not in MOVES or sorted(set(verdict.sizes)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("exercise", "name"), WRONG)
+def test_a_wrong_answer_is_rejected_in_words_that_help(exercise, name, monkeypatch):
+    monkeypatch.setattr(judging, "PATIENCE", 3.0)
+    answer, state, words = FAMILIES[exercise].wrong[name]
+    verdict = verdict_on(exercise, answer)
+    text = text_of(verdict)
+    assert verdict.state == state, text
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_each_check_has_three_differently_written_right_answers():
+    judged = {exercise.name for exercise in registry.exercises_of("02") if exercise.cases}
+    assert set(FAMILIES) == judged
+    assert all(len(family.right) >= 3 for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize("exercise", FAMILIES)
+def test_the_graders_fresh_cases_accept_a_right_answer(exercise):
+    verdict = verdict_on(exercise, FAMILIES[exercise].right[0], seed=2026)
+    assert verdict.state == "passed", text_of(verdict)
+    assert exercise not in MOVES or {1, 2, 3, 4, 5} < set(verdict.sizes)
+
+
+@pytest.mark.parametrize("name", ["ring_of_whole_tensors", "ring_where_n_divides", "ring_with_chunk", "ring_by_turns"])
+def test_the_graders_fresh_cases_reject_a_wrong_ring(name):
+    answer, _, _ = FAMILIES["ring_all_reduce"].wrong[name]
+    assert verdict_on("ring_all_reduce", answer, seed=7).state == "failed"
+
+
+@pytest.mark.parametrize("exercise", MOVES)
+def test_what_the_lesson_goes_on_with_has_the_right_values_and_the_frameworks_traffic(exercise):
+    own = registry.find(exercise).own()
+    text = text_of(verdict_on(exercise, own))
+    assert "Here the framework did the work" in text
+
+
+def test_an_untouched_cell_is_not_attempted():
+    def untouched(tensor):
+        raise NotImplementedError("your turn")
+
+    for exercise in ("naive_all_reduce", "ring_all_reduce", "halving_doubling"):
+        assert verdict_on(exercise, untouched).state == "not attempted"
+
+
+def test_a_verdict_comes_within_3_seconds_once_warm():
+    def seconds_of(call):
+        start = time.monotonic()
+        call()
+        return time.monotonic() - start
+
+    for exercise in ("ring_all_reduce", "halving_doubling", "segmented_ring"):
+        answer = FAMILIES[exercise].right[0]
+        verdict = min(seconds_of(lambda answer=answer: verdict_on(exercise, answer)) for _ in range(2))
+        launches = seconds_of(lambda: [launch(dist.get_rank, nprocs=world) for world in range(1, 6)])
+        # on a machine that has other things to do, twice what five launches take, whatever they do
+        assert verdict < max(3.0, 2 * launches), (exercise, verdict, launches)
+
+
+def test_the_cut_between_cases_counts_rounds_afresh():
+    ring = answers_02.ring_of_two_halves
+
+    def two_cases():
+        ring(torch.ones(8))
+        dist.barrier()
+        ring(torch.ones(8))
+
+    trace = launch(two_cases, nprocs=4, trace=True).trace
+    assert trace.rounds == 12
+    parts = by_case(trace, 2)
+    assert [part.rounds for part in parts] == [6, 6]
+    assert [[rank.bytes_sent for rank in part] for part in parts] == [[48] * 4] * 2
+    assert by_case(trace, 3) == 0
