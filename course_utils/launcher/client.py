@@ -17,18 +17,13 @@ from typing import Any
 
 from ..errors import LaunchError
 from . import protocol
+from .processes import python_command
 
 PRELOAD = {"torch": ("torch", "torch.distributed", "numpy", "course_utils.launcher.watching"), "python": ()}
 # A library that starts threads when it is imported makes its process unsafe to fork, so these are set before that.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-# The interpreter's own path comes first: a learner's folder may hold a file named like a library.
-_START = (
-    "import sys; sys.path += [entry for entry in sys.argv[1].split('\\n') if entry not in sys.path]; del sys.argv[1]; "
-    "from course_utils.launcher.server import main; main()"
-)
-
 _servers: dict[tuple[Any, ...], ServerHandle] = {}
 _homes: dict[int, str] = {}  # a process forked from this one has a folder of its own
 _lock = threading.Lock()
@@ -43,8 +38,9 @@ class ServerHandle:
         self._base, theirs = socket.socketpair()
         self._ready: dict[str, Any] | None = None
         self._lock = threading.Lock()
-        path = "\n".join([str(Path(__file__).parent.parent.parent), *(entry for entry in sys.path if entry)])
-        command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), self._home]
+        path = [entry for entry in sys.path if entry]
+        start = python_command("from course_utils.launcher.server import main; main()", path)
+        command = [*start, str(theirs.fileno()), self._home]
         with theirs, Path(self._folder, "server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "fork" if fork else "fresh", *preload],

@@ -273,11 +273,9 @@ def format_frames(frames: Sequence[Frame]) -> str:
 
 def place(file: str, line: int) -> str:
     """Name a line as a learner knows it: "cell 5, line 12", or the file's name and line."""
-    cell = _cell_number(file)
-    if cell is not None:
-        return f"cell {cell}, line {line}"
-    if "ipykernel_" in file:
-        return f"a cell, line {line}"
+    if file.startswith("<ipython-input-") or "/ipykernel_" in file:
+        cell = _cell_number(file)
+        return f"{'a cell' if cell is None else f'cell {cell}'}, line {line}"
     if file == "<stdin>":
         return f"the console, line {line}"
     if _is_library(file):
@@ -286,13 +284,23 @@ def place(file: str, line: int) -> str:
 
 
 def _cell_number(file: str) -> int | None:
-    old_style = re.match(r"<ipython-input-(\d+)-", file)
-    if old_style:
-        return int(old_style[1])
+    if os.environ.get("COURSE_PLAIN") == "1":  # a cell's number depends on who executes the notebook
+        return None
+    in_its_name = re.match(r"<ipython-input-(\d+)-", file)
+    if in_its_name:
+        return int(in_its_name[1])
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return numbers.get(file)
+    if shell is None:
+        return None
+    known: dict[str, int] | None = getattr(shell.compile, "_filename_map", None)
+    if known is not None:
+        return known.get(file)
+    cells = list(enumerate(shell.history_manager.input_hist_raw))  # IPython 7 keeps no map: it names a cell by its text
+    for number, text in reversed(cells):
+        if shell.compile.get_code_name(text, text, number) == file:
+            return number
+    return None
 
 
 def _is_library(file: str) -> bool:

@@ -17,6 +17,23 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def python_command(then: str, path: Iterable[str]) -> list[str]:
+    """Return the command of a fresh interpreter that runs `then` with this very copy of the package.
+
+    The interpreter's own path comes first and `path` after it: a learner's folder may hold a file named like a library.
+    """
+    package = Path(__file__).parent.parent
+    start = f"""
+import importlib.util, sys
+sys.path += [entry for entry in {list(path)!r} if entry not in sys.path]
+spec = importlib.util.spec_from_file_location("course_utils", {str(package / "__init__.py")!r})
+sys.modules["course_utils"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["course_utils"])
+{then}
+"""
+    return [sys.executable, "-P", "-c", start]
+
+
 def die_with_parent(parent: int) -> None:
     """Have the system kill this process when `parent` ends; leave at once if it already has.
 

@@ -63,6 +63,8 @@ class RelayedGroup(dist.ProcessGroup):
     def _started(
         self, kind: bytes, peer: int = 0, tag: int = 0, data: bytes = b"", into: torch.Tensor | None = None
     ) -> dist.Work:
+        if peer != relay.ANY and not 0 <= peer < self.size():
+            raise ValueError(f"there is no rank {peer}: the ranks are 0 to {self.size() - 1}")
         with self._lock:
             self._operations += 1
             self._ask(kind, self._operations, peer, tag, data)

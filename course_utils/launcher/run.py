@@ -28,6 +28,7 @@ from .requests import OPTIONS, Request, refuse_ambiguous, understand
 from .sending import pack
 from .tracing import Trace, trace_of
 
+START_SECONDS = 60.0  # to get all ranks to the learner's function, on a busy machine
 LEAVE_SECONDS = 2.0  # for what ranks registered with atexit
 STACK_SECONDS = 1.0
 SETTLE_SECONDS = 0.3  # after a failure, for an earlier one whose report is still under way
@@ -318,10 +319,11 @@ class _Launch:
                 raise self._as_error()
             if self._server_gone:
                 raise _ServerGone(_KILLED)
-            quiet = now - self._last_progress
-            if quiet >= self._request.timeout:
-                raise self._as_timeout()
-            until = self._request.timeout - quiet
+            starting = any(link.state == "starting" for link in self._ranks)
+            patience = max(self._request.timeout, START_SECONDS) if starting else self._request.timeout
+            until = self._last_progress + patience - now
+            if until <= 0:
+                raise self._as_timeout(patience)
             self._wait(min(until, self._settled_at - now) if self._failures else until)
 
     def _wait(self, seconds: float) -> None:
@@ -442,7 +444,7 @@ class _Launch:
     def _as_error(self) -> Exception:
         return failures.worker_failed(self._failures, self._request.nprocs, self._logs)
 
-    def _as_timeout(self) -> Exception:
+    def _as_timeout(self, patience: float) -> Exception:
         asked = [link for link in self._ranks if link.state in ("starting", "running")]
         for link in asked:
             self._send(link, protocol.frame(protocol.STACK_WANTED))
@@ -464,7 +466,7 @@ class _Launch:
                 if live
                 else RankState(link.rank, state)
             )
-        return failures.worker_timeout(self._request.timeout, states, self._logs)
+        return failures.worker_timeout(patience, states, self._logs)
 
     def _wait_until(self, reached: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from .processes import (
     descendants,
     die_with_parent,
     is_running,
+    python_command,
     signal_each,
     signal_group,
     why_forking_is_unsafe,
@@ -66,7 +68,8 @@ class Server:
         self._kernel = os.getppid()
         self._runs: list[ServedRun] = []
         self._used = time.monotonic()
-        why = _import_all(preload) if fork else None
+        with self._mindful_of_the_kernel():
+            why = _import_all(preload) if fork else None
         self._fork = fork and why is None
         adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +89,7 @@ class Server:
         """Run until the kernel is gone or nothing has been asked for a long time."""
         while True:
             ending = any(run.ending_since is not None for run in self._runs)
-            events = self._selector.select(0.01 if ending else 0.25 if self._runs else 1.0)
+            events = self._selector.select(0.01 if ending else 0.25 if self._runs else 0.5)
             for key, _ in events:
                 key.data(key.fileobj)
             if self._fork and not events and not self._runs:
@@ -95,16 +98,32 @@ class Server:
             for run in list(self._runs):
                 self._end_if_due(run)
             if os.getppid() != self._kernel:  # a process forked from the kernel may still hold its sockets open
-                self._leave(kernel_gone=True)
+                self._leave()
             if self._runs:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_SECONDS:
-                self._leave(kernel_gone=False)
+                self._leave()
+
+    @contextlib.contextmanager
+    def _mindful_of_the_kernel(self) -> Iterator[None]:
+        """Notice the kernel's end also during an import, which takes seconds."""
+
+        def look(*_: Any) -> None:
+            if os.getppid() != self._kernel:
+                self._leave()
+
+        before = signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, 0.25, 0.25)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
 
     def _import_more(self) -> None:
         """While nobody waits: what DDP's constructor would import in every rank anew, which takes over a second."""
         if "torch" in sys.modules and "torch._dynamo" not in sys.modules:
-            with contextlib.suppress(ImportError):
+            with self._mindful_of_the_kernel(), contextlib.suppress(ImportError):
                 importlib.import_module("torch._dynamo")
             self._fork = why_forking_is_unsafe() is None
             gc.collect()
@@ -116,7 +135,7 @@ class Server:
         except OSError:
             data, descriptors = b"", []
         if not data:
-            self._leave(kernel_gone=True)
+            self._leave()
         run = ServedRun(socket.socket(fileno=descriptors[0]))
         self._runs.append(run)
         try:
@@ -237,7 +256,7 @@ class Server:
             signal_group(pid, signal.SIGKILL)
         signal_each(run.victims, signal.SIGKILL)
 
-    def _leave(self, kernel_gone: bool) -> NoReturn:
+    def _leave(self) -> NoReturn:
         for run in self._runs:
             self._kill(run)
         deadline = time.monotonic() + 1.0
@@ -245,7 +264,7 @@ class Server:
             self._reap()
             signal_each(self._strays(), signal.SIGKILL)
             time.sleep(0.005)
-        if kernel_gone:
+        if os.getppid() != self._kernel:  # a kernel that lives keeps its runs' logs, and removes them itself
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
@@ -258,8 +277,8 @@ def _import_all(modules: list[str]) -> str | None:
 
 
 def _exec_rank(control: int, output: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    start = "import sys; sys.path[:] = sys.argv[4:]; from course_utils.launcher.rank import main; main()"
-    command = [sys.executable, "-P", "-c", start, str(control), str(output), str(os.getpid()), *sys.path]
+    start = python_command("from course_utils.launcher.rank import main; main()", sys.path)
+    command = [*start, str(control), str(output), str(os.getpid())]
     return subprocess.Popen(
         command,
         pass_fds=(control, output),

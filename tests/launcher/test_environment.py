@@ -207,6 +207,31 @@ def test_files_named_like_modules_in_the_learners_folder_do_not_break_the_launch
     assert launch(lambda: 1, framework="python").results == [1, 1]
 
 
+@pytest.mark.parametrize("way", ["warm", "subprocess"])
+def test_server_and_ranks_run_the_kernels_own_copy_of_the_package(way: str, tmp_path: Path) -> None:
+    import course_utils
+
+    copy = tmp_path / "course_utils"
+    shutil.copytree(Path(course_utils.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    source = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from course_utils import launch
+def worker():
+    import course_utils.launcher.rank
+    return sys.modules["course_utils"].__file__, course_utils.launcher.rank.__file__
+print(set(launch(worker, framework="python").results))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COURSE_LAUNCHER": way, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert done.stdout.strip() == str({(str(copy / "__init__.py"), str(copy / "launcher" / "rank.py"))}), done.stderr
+
+
 # ---- L14: nothing of the kernel's memory or files is in a rank
 
 

@@ -163,3 +163,11 @@ def test_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     run = launch_judged(print, "a secret", nprocs=1, timeout=10)
     assert run.logs[0] == "a secret\n"
     assert capsys.readouterr().out == ""
+
+
+def test_a_message_to_a_rank_that_does_not_exist_is_the_answers_mistake() -> None:
+    def off_the_end() -> None:
+        dist.send(torch.ones(3), dist.get_world_size())
+
+    with pytest.raises(WorkerFailed, match="rank"):
+        launch_judged(off_the_end, nprocs=3, timeout=10)

@@ -701,7 +701,7 @@ def test_L12_large_plain_data_is_looked_through_quickly() -> None:
     in_ranks(abs, 1)
     start = time.monotonic()
     assert in_ranks(lambda: (len(numbers), len(words))) == [(1_000_000, 100_000)] * 2
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_an_answer_that_is_missing_refuses_to_travel() -> None:

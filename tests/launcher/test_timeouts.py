@@ -24,7 +24,7 @@ from course_utils.errors import RankState, WorkerFailed, WorkerTimeout
 
 from .conftest import Notebook
 
-SECONDS = 0.8
+SECONDS = 1.0
 
 
 def timeout_of(fn: Callable[..., Any], *args: Any, **options: Any) -> WorkerTimeout:
