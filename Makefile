@@ -59,10 +59,11 @@ lessons: $(DEV) ## Build the editions of every lesson from notebooks/source (ARG
 	@echo "Building the learner editions and running the solved ones:"
 	@$(RUN) -m course_utils.authoring build $(ARGS)
 
-bench: $(DEV) ## Time launches and imports against their targets
-	@echo "Timing an import, then launches against other launchers, in turns:"
+bench: $(DEV) ## Time imports, launches and rings against their targets
+	@echo "Timing an import, launches against other launchers, and rings against torch, in turns:"
 	@$(RUN) tests/benchmarks/bench_import.py && imports=0 || imports=1; \
-	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) && exit $$imports
+	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) && launches=0 || launches=1; \
+	 $(RUN) tests/benchmarks/bench_ring.py && exit $$((imports + launches))
 
 release: $(DEV) ## Build the wheel and the bundle of learner editions into dist/
 	@echo "Building the wheel and the learners' bundle into dist/:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -85,8 +86,11 @@ def build(course: Course, source: Path) -> str:
     lesson = course.read(source)
     began = time.monotonic()
     shown = course.shown(course.solved_path(lesson.name))
-    solved = execute(solved_edition(lesson), shown)
-    if problems := list(oversize(solved, shown)):
+    with tempfile.TemporaryDirectory(prefix="record-") as folder:
+        record = Path(folder, "progress.json")
+        solved = execute(solved_edition(lesson), shown, record)
+        unsolved = list(_unsolved(lesson, record, course.shown(source)))
+    if problems := [*unsolved, *oversize(solved, shown)]:
         raise AuthoringError("\n".join(problems))
     texts = {
         course.learner_path(lesson.name): to_text(learner_edition(lesson)),
@@ -101,6 +105,17 @@ def build(course: Course, source: Path) -> str:
         f"{lesson.name}: {len(lesson.cells)} cells, {len(lesson.exercises)} exercises, {points} points; "
         f"ran in {time.monotonic() - began:.1f} s, solved edition {size / 1000:.0f} KB{large}"
     )
+
+
+def _unsolved(lesson: Lesson, record: Path, shown: str) -> Iterator[str]:
+    """A line for each exercise whose own answer did not pass its check while the solved edition ran."""
+    if not record.exists():
+        return
+    entries = json.loads(record.read_text(encoding="utf-8"))["exercises"]
+    for cell in lesson.cells:
+        if cell.exercise and (entry := entries.get(cell.exercise.name)) and not entry.get("passed"):
+            found = entry.get("verdict", "no verdict")
+            yield f"{shown}:{cell.line}: the answer to {cell.exercise.name} does not pass its own check ({found})"
 
 
 def check(course: Course, numbers: Sequence[str] = ()) -> list[str]:

@@ -41,11 +41,12 @@ class _KernelManager(AsyncKernelManager):
         return _ThisInterpreter()
 
 
-def execute(notebook: NotebookNode, name: str) -> NotebookNode:
+def execute(notebook: NotebookNode, name: str, record: Path | None = None) -> NotebookNode:
     """Run all cells of `notebook` in place and return it; the outputs are plain text where the course has a choice.
 
-    The kernel works in a scratch folder that also takes the learner's progress, so nothing is left behind. Raises
-    AuthoringError that names the cell (as "`name`: cell 7 (its id)") when one fails, and when the kernel dies.
+    The kernel works in a scratch folder, so nothing is left behind; the learner's progress goes there too, or to the
+    file `record`. Raises AuthoringError that names the cell (as "`name`: cell 7 (its id)") when one fails, takes too
+    long, ends its kernel or prints a path of this machine.
     """
     at = [0]
 
@@ -68,7 +69,7 @@ def execute(notebook: NotebookNode, name: str) -> NotebookNode:
         env = {
             **os.environ,
             "COURSE_PLAIN": "1",
-            "COURSE_PROGRESS": str(Path(scratch, "progress.json")),
+            "COURSE_PROGRESS": str(record or Path(scratch, "progress.json")),
             "IPYTHONDIR": str(Path(scratch, "ipython")),
             "PYTHONPATH": os.pathsep.join([str(_PACKAGE_ROOT), *([paths] if paths else [])]),
         }
@@ -81,7 +82,7 @@ def execute(notebook: NotebookNode, name: str) -> NotebookNode:
             raise AuthoringError(f"{_place(notebook, name, at[0])} took more than {CELL_SECONDS} s") from None
         except DeadKernelError:
             raise AuthoringError(f"{_place(notebook, name, at[0])}: the kernel died in it") from None
-        leaks = list(machine_paths(notebook, name, scratch))
+        leaks = list(machine_paths(notebook, name, scratch, *([str(record)] if record else [])))
     if leaks:
         raise AuthoringError("\n".join(leaks))
     for cell in notebook.cells:

@@ -111,6 +111,8 @@ def _panel(verdict: Verdict) -> Panel:
             rows.append(("on", f"rank {found.rank}"))
         if found.why:
             sentences.append(found.why)
+    if verdict.given:
+        rows.append(("input", verdict.given))
     rows += [(f"rank {state.rank}", str(state).partition(": ")[2]) for state in verdict.states]
     if verdict.state == "passed":
         sentences.append(f"{_count(verdict.tried, 'case')}, {_sizes(verdict.sizes)}.")

@@ -76,15 +76,16 @@ Runner = Callable[[Any, Trial, list[list[tuple[Any, ...]]]], Any]  # (answer, tr
 class Verdict:
     """The outcome for one answer.
 
-    `state` is "not attempted", "passed", "failed" or "stopped"; `reason` one sentence; `finding` what was wrong;
-    `states` where each rank stood when it was stopped; `traceback` and `printed` the answer's own; `tried` how many
-    cases ran to their end, in world sizes `sizes`.
+    `state` is "not attempted", "passed", "failed" or "stopped"; `reason` one sentence; `finding` what was wrong, or
+    `given` the input and `states` where each rank stood when it was stopped; `traceback` and `printed` the answer's
+    own; `tried` how many cases ran to their end, in world sizes `sizes`.
     """
 
     exercise: Exercise
     state: str
     reason: str = ""
     finding: Finding | None = None
+    given: str = ""
     states: tuple[RankState, ...] = ()
     traceback: str = ""
     printed: str = ""
@@ -228,7 +229,8 @@ def _stuck(exercise: Exercise, trial: Trial, error: WorkerTimeout) -> Verdict:
     return Verdict(
         exercise,
         "stopped",
-        f"{what} made progress for {error.seconds:g} seconds. Given: {case.given}.",
+        f"{what} made progress for {error.seconds:g} seconds.",
+        given=case.given,
         states=states,
         printed=_printed(error.logs),
     )
@@ -244,11 +246,11 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
     case = trial.cases[_reached(error.logs[error.rank])]
     printed = _printed(error.logs)
     if error.exitcode == inside.TIME_UP:
-        reason = f"It was still running after {LIMIT:g} seconds. Given: {case.given}."
-        return Verdict(exercise, "stopped", reason, printed=printed)
+        reason = f"It was still running after {LIMIT:g} seconds."
+        return Verdict(exercise, "stopped", reason, given=case.given, printed=printed)
     if error.kind != "exception" or error.exception_type == "SystemExit":
-        reason = f"{str(error).splitlines()[0]}. Given: {case.given}."
-        return Verdict(exercise, "stopped", f"{reason[:1].upper()}{reason[1:]}", printed=printed)
+        reason = f"{str(error).splitlines()[0]}."
+        return Verdict(exercise, "stopped", f"{reason[:1].upper()}{reason[1:]}", given=case.given, printed=printed)
     finding = Finding(
         given=case.given,
         expected="a result",

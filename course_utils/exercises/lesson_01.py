@@ -23,20 +23,19 @@ TIMEOUT_SLACK = 5.0  # seconds that a missing worker may be noticed late, on a b
 # ---- assign_rank(store, name) -> rank
 
 
-def _assign(answer: Callable[..., Any], port: int, names: Sequence[str], workers: int) -> list[Any]:
-    """Register each of this process's names in turn; between two names, wait for the other workers."""
+def _assign(answer: Callable[..., Any], port: int, names: Sequence[str], workers: int, turns: int) -> list[Any]:
+    """Register each of this process's names in turn; between two turns, wait for the other workers."""
     ledger = _store(port)
     results = []
-    for turn, name in enumerate(names):
+    for turn in range(turns):
         if turn:
             _meet(ledger, f"turn {turn}", workers)
-        store = _watched(ledger, workers if not turn else 1)
-        try:
-            results.append(("rank", plain(answer(store, name))))
-        except ValueError as error:
-            results.append(("refused", str(error)))
-    if len(names) == 1:  # the others' second turn waits for everyone
-        ledger.add("judge/turn 1", 1)
+        if turn < len(names):
+            store = _watched(ledger, workers if not turn else 1)
+            try:
+                results.append(("rank", plain(answer(store, names[turn]))))
+            except ValueError as error:
+                results.append(("refused", str(error)))
     return results
 
 
@@ -104,22 +103,23 @@ def _assignments(rng: random.Random, thorough: bool) -> Iterator[Trial]:
             for copied in rng.sample(range(1, count), rng.randint(0, count - 1)):
                 names[copied] = names[rng.randrange(copied)]
             yield _assignment([[name] for name in names])
+        first, second, third = (f"worker-{number}" for number in rng.sample(range(10**6), 3))
+        yield _assignment([[first, first, second], [third]])
         return
     yield _assignment([["ant"]])
     yield _assignment([[name] for name in NAMES[:2]])
     yield _assignment([["ant"], ["ant"], ["bee"]])
     yield _assignment([[name] for name in NAMES[:4]])
-    yield _assignment([["ant", "ant"], ["bee"]])
+    yield _assignment([["ant", "ant", "cat"], ["bee"]])
     yield _assignment([["ant"], ["bee"], ["ant"], ["cat"], ["bee"]])
 
 
 def _assignment(names: list[list[str]]) -> Trial:
-    workers = len(names)
+    workers, turns = len(names), max(len(own) for own in names)
     given = f"{workers} worker{'s' * (workers > 1)} at once: {', '.join(repr(own[0]) for own in names)}"
-    if any(len(own) > 1 for own in names):
-        again = next(own[0] for own in names if len(own) > 1)
-        given += f"; then {again!r} a second time"
-    case = Case(given, [(own, workers) for own in names], lambda results: _judge_assignment(given, names, results))
+    given += "".join(f"; then {own[turn]!r}" for turn in range(1, turns) for own in names if turn < len(own))
+    inputs = [(own, workers, turns) for own in names]
+    case = Case(given, inputs, lambda results: _judge_assignment(given, names, results))
     return Trial(workers, _assign, [case], store=True)
 
 
@@ -161,10 +161,10 @@ def _judge_assignment(given: str, names: list[list[str]], results: list[Any]) ->
     why = ""
     if len(set(ranks)) < len(ranks):
         why = "Two workers read the same number before either of them wrote. `add` reads and writes in one step."
-    elif ranks == list(range(1, len(ranks) + 1)):
-        why = "`add` returns the number after adding: the first worker gets 1 from it."
     elif len(told) > len(accepted):
         why = "A worker that was refused has used up a rank: refuse first, count afterwards."
+    elif ranks == list(range(1, len(ranks) + 1)):
+        why = "`add` returns the number after adding: the first worker gets 1 from it."
     return Finding(given, f"the ranks {list(range(len(ranks)))}", f"the ranks {ranks}", None, why)
 
 

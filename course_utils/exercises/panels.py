@@ -89,7 +89,7 @@ class Panel:
         return f'<div style="{style}">{"".join(parts)}</div>'
 
 
-_TABLE = "border-collapse:collapse;margin:4px 0 0 0;background:none"
+_TABLE = "border-collapse:collapse;margin:4px 0 0 0;background:none;color:inherit;font-size:inherit"
 _CELL = "text-align:left;vertical-align:top;padding:1px 14px 1px 0;border:none"
 
 

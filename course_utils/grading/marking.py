@@ -18,9 +18,7 @@ from .programs import Program, forget_sources, program_for, show_sources
 from .reading import Cell
 
 REASON_LENGTH = 600
-PATIENCE = (
-    15.0  # seconds without progress before an answer counts as stuck: more than a learner waits, as it costs marks
-)
+PATIENCE = 15.0  # seconds without progress: longer than a learner waits, since here it costs marks
 SLOW_START = 60.0  # seconds without progress, once ranks have been seen to start slowly
 
 

@@ -134,6 +134,8 @@ class Relay:
             receive.wanted = True
             self._hand_over(client, receive)
         elif kind == BARRIER:
+            assert client.rank is not None
+            self._record(client.rank, "barrier", None, _Message(client.rank, operation, 0, b"", 0, time.monotonic()))
             self._barrier.append((client, operation))
             if len(self._barrier) == self._nprocs:
                 for waiting, its_operation in self._barrier:
@@ -145,7 +147,7 @@ class Relay:
         if not 0 <= destination < self._nprocs:
             return  # never done: the rank has been told by its own group, and gets no further if it went round that
         message = _Message(client.rank, operation, tag, data, client.clock + 1, time.monotonic())
-        self._record(client.rank, "send", destination, message, message.sent_at)
+        self._record(client.rank, "send", destination, message)
         receiver = self._clients.get(destination)  # None: it has not come yet
         receives = receiver.receives if receiver else []
         receive = next((receive for receive in receives if _waits_for(receive, message)), None)
@@ -167,10 +169,10 @@ class Relay:
         assert receiver.rank is not None
         receiver.receives.remove(receive)
         receiver.clock = max(receiver.clock, message.round)
-        self._record(receiver.rank, "recv", message.source, message, time.monotonic())
+        self._record(receiver.rank, "recv", message.source, message)
         self._answer(receiver, DONE, receive.operation, message.source, message.data)
 
-    def _record(self, rank: int, op: str, peer: int, message: _Message, end: float) -> None:
+    def _record(self, rank: int, op: str, peer: int | None, message: _Message) -> None:
         self._steps += 1
         self.recorded[rank].append(
             {
@@ -180,7 +182,7 @@ class Relay:
                 "tag": message.tag,
                 "group": "",
                 "start": message.sent_at - self._epoch,
-                "end": end - self._epoch,
+                "end": time.monotonic() - self._epoch,
                 "started": self._steps,
                 "finished": self._steps,
             }

@@ -63,6 +63,8 @@ class RelayedGroup(dist.ProcessGroup):
     def _started(
         self, kind: bytes, peer: int = 0, tag: int = 0, data: bytes = b"", into: torch.Tensor | None = None
     ) -> dist.Work:
+        if kind in (relay.SEND, relay.RECEIVE) and peer == self.rank():
+            raise ValueError(f"rank {peer} cannot send to itself or receive from itself")
         if peer != relay.ANY and not 0 <= peer < self.size():
             raise ValueError(f"there is no rank {peer}: the ranks are 0 to {self.size() - 1}")
         with self._lock:
@@ -171,12 +173,15 @@ def _refuse_scattered(tensor: torch.Tensor) -> None:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     _refuse_scattered(tensor)
+    if not tensor.numel():  # an empty tensor may have any stride, and cannot be seen as bytes
+        return b""
     return bytes(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _fill(tensor: torch.Tensor, data: bytes, source: int) -> None:
-    room = tensor.detach().reshape(-1).view(torch.uint8)
-    if len(data) != room.numel():
-        raise RuntimeError(f"rank {source} sent {len(data)} bytes, and recv has room for {room.numel()}")
+    size = tensor.numel() * tensor.element_size()
+    if len(data) != size:
+        raise RuntimeError(f"rank {source} sent {len(data)} bytes, and recv has room for {size}")
     if data:
+        room = tensor.detach().reshape(-1).view(torch.uint8)
         room.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))

@@ -113,6 +113,23 @@ def test_outputs_over_the_budget_are_refused_before_anything_is_written(root):
     assert files(root) == before
 
 
+@pytest.mark.parametrize("verdict", ["failed", "stopped", "passed"])
+def test_an_answer_that_does_not_pass_its_own_check_is_refused(verdict, root):
+    record = {"exercises": {"add_two": {"verdict": verdict, "passed": verdict == "passed"}, "guess": {"passed": True}}}
+    writes = (
+        f"import os\n\nwith open(os.environ['COURSE_PROGRESS'], 'w') as file:\n    file.write('{json.dumps(record)}')"
+    )
+    source = root / "notebooks/source/01_small.py"
+    source.write_text(LESSON.replace('print("done")', writes), encoding="utf-8")
+    before = files(root)
+    if verdict == "passed":
+        build(Course(root), source)
+        return
+    with pytest.raises(AuthoringError, match=rf"01_small.py:39: the answer to add_two does not .* \({verdict}\)$"):
+        build(Course(root), source)
+    assert files(root) == before
+
+
 def test_a_write_that_is_cut_short_leaves_the_old_file(root, monkeypatch):
     def full(*_):
         raise OSError("no space left")

@@ -93,10 +93,8 @@ def starts_at_one(store, name):
 def counts_before_it_refuses(store, name):
     rank = store.add("workers", 1) - 1
     if store.add(f"joined/{name}", 1) > 1:
-        time.sleep(0.2)
         raise ValueError(f"{name} is taken")
-    time.sleep(0.1)
-    return store.add("late", 1) * 0 + rank
+    return rank
 
 
 @assign_rank.rejected("one rank for 'ant', and 1 ValueError", "all accepted")
@@ -165,11 +163,10 @@ def counts_in_a_variable(store, name):
 
 @assign_rank.rejected("refuse first, count afterwards")
 def asks_the_environment(store, name):
+    if os.environ["RANK"] == "0":
+        time.sleep(0.3)  # so that of two copies the other one comes first
     if store.add(f"joined/{name}", 1) > 1:
-        time.sleep(0.1)
         raise ValueError(f"{name} is taken")
-    if name == "ant":
-        time.sleep(0.3 * (int(os.environ["RANK"]) == 0))  # the later copy keeps the name, the earlier one is refused
     return int(os.environ["RANK"])
 
 

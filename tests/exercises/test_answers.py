@@ -190,7 +190,7 @@ def test_an_endless_loop_that_prints_is_stopped_all_the_same(monkeypatch, capsys
     assert time.monotonic() - before < 30
     said = capsys.readouterr().out
     assert said.startswith("Stopped: introduce")
-    assert "It was still running after 1.5 seconds. Given: a launch with nprocs=1." in said
+    assert "  input  a launch with nprocs=1\n  It was still running after 1.5 seconds.\n" in said
     assert "[rank 0] still here" in said
 
 

@@ -24,7 +24,7 @@ def test_a_right_answer_passes_at_both_strengths(exercise, answer):
 @pytest.mark.parametrize(("exercise", "name"), WRONG)
 def test_a_wrong_answer_is_rejected_in_words_that_help(exercise, name, monkeypatch):
     monkeypatch.setattr(judging, "PATIENCE", 3.0)
-    monkeypatch.setattr(judging, "SECOND_PATIENCE", 2.0)
+    monkeypatch.setattr(judging, "SECOND_PATIENCE", 5.0)
     family = next(family for family in FAMILIES if family.exercise == exercise)
     answer, state, words = family.wrong[name]
     verdict = verdict_on(exercise, answer)

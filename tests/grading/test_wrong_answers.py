@@ -62,12 +62,15 @@ def mark(lesson: str, exercise: str, answer: str) -> Mark:
 
 
 # What the judge's transport does not show yet: it takes its copy of a message at once and lets a rank send to itself,
-# where gloo reads the tensor late and refuses; and it stops at an empty tensor that is a view.
+# where gloo reads the tensor late and refuses; it stops at an empty tensor that is a view, and notes no barrier.
 KNOWN = {
     "does_not_wait_for_its_send": "a relayed isend takes its copy at once",
     "forgets_the_single_rank_in_the_ring": "a relayed rank may send to itself",
     "twice_around_the_ring": "a relayed send refuses an empty tensor whose stride is not 1",
     "from_both_ends_at_once": "a relayed send refuses an empty tensor whose stride is not 1",
+    "ring_the_other_way": "a relayed send refuses an empty tensor whose stride is not 1",
+    "halving_by_recursion": "a relayed send refuses an empty tensor whose stride is not 1",
+    "ring_with_a_barrier": "a relayed barrier is not among the events of the trace",
 }
 
 

@@ -171,3 +171,26 @@ def test_a_message_to_a_rank_that_does_not_exist_is_the_answers_mistake() -> Non
 
     with pytest.raises(WorkerFailed, match="rank"):
         launch_judged(off_the_end, nprocs=3, timeout=10)
+
+
+def test_empty_tensors_of_any_stride_arrive() -> None:
+    def pass_on() -> int:
+        empty = torch.arange(6).reshape(2, 3)[:, :0]
+        if dist.get_rank() == 0:
+            dist.send(empty.contiguous(), 1)
+        else:
+            dist.recv(torch.empty_strided((0,), (2,), dtype=torch.int64), 0)
+        return empty.numel()
+
+    assert launch_judged(pass_on, nprocs=2, timeout=10).results == [0, 0]
+
+
+def test_a_rank_cannot_send_to_itself() -> None:
+    with pytest.raises(WorkerFailed, match=r"itself|same as the rank"):
+        launch_judged(lambda: dist.isend(torch.ones(1), dist.get_rank()) and None, nprocs=1, timeout=10)
+
+
+def test_a_barrier_is_recorded() -> None:
+    run = launch_judged(dist.barrier, nprocs=2, timeout=10)
+    assert run.trace is not None
+    assert [[event.op for event in rank.events] for rank in run.trace] == [["barrier"], ["barrier"]]
