@@ -85,8 +85,6 @@ def execute(notebook: NotebookNode, name: str, record: Path | None = None) -> No
         leaks = list(machine_paths(notebook, name, scratch, *([str(record)] if record else [])))
     if leaks:
         raise AuthoringError("\n".join(leaks))
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
     notebook.metadata.language_info = NotebookNode(name="python")
     return notebook
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -40,7 +41,7 @@ class ServerHandle:
         self._lock = threading.Lock()
         path = [entry for entry in sys.path if entry]
         start = python_command("from course_utils.launcher.server import main; main()", path)
-        command = [*start, str(theirs.fileno()), self._home]
+        command = [*start, str(theirs.fileno()), str(os.getpid()), self._home]
         with theirs, Path(self._folder, "server.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "fork" if fork else "fresh", *preload],
@@ -48,7 +49,7 @@ class ServerHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **_ONE_THREAD, "TORCHINDUCTOR_CACHE_DIR": f"{self._home}/torchinductor"},
                 cwd=self._folder,
                 start_new_session=True,  # Jupyter's interrupt goes to the kernel's whole process group
             )
@@ -100,6 +101,8 @@ class ServerHandle:
 
     def close(self) -> None:
         """End the server and whatever it still runs."""
+        with contextlib.suppress(OSError):  # it may have ended
+            self._base.send(protocol.GOODBYE)
         self._base.close()
         try:
             self._process.wait(5)

@@ -31,6 +31,8 @@ STACK = b"S"  # JSON: where the main thread is
 VALUE = b"V"  # the return value, pickled or as plain data
 DONE = b"D"  # JSON: seconds and events; after VALUE
 ERROR = b"E"  # JSON: an exception
+# kernel -> server, on the base socket
+GOODBYE = b"G"  # an orderly end: the kernel lives on
 # kernel -> server, then server -> kernel, on a run socket
 RUN = b"R"  # JSON, then two descriptors a rank
 EXITED = b"Q"  # JSON: rank and wait status

@@ -62,10 +62,10 @@ class ServedRun:
 class Server:
     """Starts ranks on request and ends them when their run's leash is let go."""
 
-    def __init__(self, base: socket.socket, folder: str, preload: list[str], fork: bool) -> None:
+    def __init__(self, base: socket.socket, kernel: int, folder: str, preload: list[str], fork: bool) -> None:
         self._base = base
         self._folder = folder
-        self._kernel = os.getppid()
+        self._kernel = kernel
         self._runs: list[ServedRun] = []
         self._used = time.monotonic()
         with self._mindful_of_the_kernel():
@@ -98,11 +98,11 @@ class Server:
             for run in list(self._runs):
                 self._end_if_due(run)
             if os.getppid() != self._kernel:  # a process forked from the kernel may still hold its sockets open
-                self._leave()
+                self._leave(kernel_gone=True)
             if self._runs:
                 self._used = time.monotonic()
             elif time.monotonic() - self._used > IDLE_SECONDS:
-                self._leave()
+                self._leave(kernel_gone=False)
 
     @contextlib.contextmanager
     def _mindful_of_the_kernel(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Server:
 
         def look(*_: Any) -> None:
             if os.getppid() != self._kernel:
-                self._leave()
+                self._leave(kernel_gone=True)
 
         before = signal.signal(signal.SIGALRM, look)
         signal.setitimer(signal.ITIMER_REAL, 0.25, 0.25)
@@ -134,8 +134,8 @@ class Server:
             data, descriptors, _, _ = socket.recv_fds(base, 1, 1)
         except OSError:
             data, descriptors = b"", []
-        if not data:
-            self._leave()
+        if not data or data == protocol.GOODBYE:
+            self._leave(kernel_gone=not data)
         run = ServedRun(socket.socket(fileno=descriptors[0]))
         self._runs.append(run)
         try:
@@ -256,7 +256,7 @@ class Server:
             signal_group(pid, signal.SIGKILL)
         signal_each(run.victims, signal.SIGKILL)
 
-    def _leave(self) -> NoReturn:
+    def _leave(self, kernel_gone: bool) -> NoReturn:
         for run in self._runs:
             self._kill(run)
         deadline = time.monotonic() + 1.0
@@ -264,7 +264,7 @@ class Server:
             self._reap()
             signal_each(self._strays(), signal.SIGKILL)
             time.sleep(0.005)
-        if os.getppid() != self._kernel:  # a kernel that lives keeps its runs' logs, and removes them itself
+        if kernel_gone:  # one that lives keeps its runs' logs, and removes them itself
             shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
@@ -296,11 +296,14 @@ def _tell(run: ServedRun, kind: bytes, content: dict[str, Any]) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point: argv holds the base socket's descriptor, the folder, "fork" or "fresh", and what to preload."""
-    base = socket.socket(fileno=int(sys.argv[1]))
+    """Entry point: argv holds base socket, kernel's pid, folder, "fork" or "fresh", and what to preload."""
+    base, kernel, folder = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
     try:
-        server = Server(base, sys.argv[2], preload=sys.argv[4:], fork=sys.argv[3] == "fork")
+        server = Server(base, kernel, folder, preload=sys.argv[5:], fork=sys.argv[4] == "fork")
     except Exception as error:
-        base.sendall(protocol.frame_json(protocol.REFUSED, {"why": f"{type(error).__name__}: {error}"}))
+        with contextlib.suppress(OSError):
+            base.sendall(protocol.frame_json(protocol.REFUSED, {"why": f"{type(error).__name__}: {error}"}))
+        if os.getppid() != kernel:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
     server.serve()

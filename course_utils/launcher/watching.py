@@ -142,9 +142,20 @@ class Watch:
                     self._finish(started, None)
             if isinstance(work, dist.Work):
                 self._works[work] = started
+                if self._trace and name not in ("send", "recv", "barrier"):
+                    self._note_the_end(event, work)
             return work
 
         return watched
+
+    def _note_the_end(self, event: dict[str, Any], work: Any) -> None:
+        """Record when a collective is done also where only C++ waits for it, as DDP's reducer does."""
+
+        def done(_: Any) -> None:
+            if event["end"] is None:
+                event["end"] = time.monotonic() - self._epoch
+
+        work.get_future().add_done_callback(done)
 
     def _finish(self, operation: _Operation, work: Any) -> None:
         event = operation.event

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import re
@@ -459,56 +458,6 @@ def test_L29_under_papermill(tmp_path: Path) -> None:
             cwd=str(tmp_path),
         )
     assert text_of(done.cells[-1]).count("last line") == 2
-
-
-def run_nbval(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(path.parent)]
-        + ["--nbval", "--nbval-current-env", "-q", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=path.parent,
-        env={**os.environ, **environment},
-    )
-
-
-def test_L29_under_nbval(tmp_path: Path) -> None:
-    import nbformat
-    from nbclient import NotebookClient
-
-    cell = """
-import os
-from course_utils import launch
-
-def worker():
-    for n in range(3):
-        print("line", n, "of", os.environ["RANK"])
-
-run = launch(worker, nprocs=3, framework="python")
-run.results
-"""
-    book = notebook_of(cell)
-    before = os.environ.get("COURSE_PLAIN")
-    os.environ["COURSE_PLAIN"] = "1"
-    try:
-        NotebookClient(book, kernel_name="python3", timeout=60).execute()
-    finally:
-        os.environ.pop("COURSE_PLAIN") if before is None else os.environ.update(COURSE_PLAIN=before)
-    assert text_of(book.cells[0]).splitlines() == [
-        f"[rank {rank}] line {n} of {rank}" for rank in range(3) for n in range(3)
-    ]
-    path = tmp_path / "lesson.ipynb"
-    nbformat.write(book, path)
-    passed = run_nbval(path, COURSE_PLAIN="1")
-    assert passed.returncode == 0, passed.stdout + passed.stderr
-
-    altered = json.loads(path.read_text())
-    stream = next(output for output in altered["cells"][0]["outputs"] if output["output_type"] == "stream")
-    stream["text"][-1] = "[rank 2] line 3 of 2\n"
-    path.write_text(json.dumps(altered))
-    refused = run_nbval(path, COURSE_PLAIN="1")
-    assert refused.returncode == 1, refused.stdout + refused.stderr
 
 
 def test_L29_two_launches_at_once_reach_the_cell_that_started_them(kernel: Kernel) -> None:
