@@ -8,11 +8,11 @@ gives it a process group written in Python, through which it has to go.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -155,7 +155,8 @@ class Watch:
             if event["end"] is None:
                 event["end"] = time.monotonic() - self._epoch
 
-        work.get_future().add_done_callback(done)
+        with contextlib.suppress(RuntimeError):  # gloo has no future for reduce_scatter
+            work.get_future().add_done_callback(done)
 
     def _finish(self, operation: _Operation, work: Any) -> None:
         event = operation.event
@@ -170,7 +171,7 @@ class Watch:
         self._steps += 1
         return self._steps
 
-    @contextmanager
+    @contextlib.contextmanager
     def _within(self, event: dict[str, Any]) -> Iterator[None]:
         label = event["op"]
         if label in ("send", "recv"):
