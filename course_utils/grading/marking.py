@@ -118,7 +118,7 @@ def _reason(verdict: Verdict) -> str:
     if verdict.state == "passed":
         sizes = sorted(set(verdict.sizes))
         return f"Right on {verdict.tried} cases, on {', '.join(map(str, sizes))} rank{'s' * (sizes[-1] > 1)}."
-    parts = [verdict.reason]
+    parts = [verdict.reason, f"Given {verdict.given}." if verdict.given else ""]
     if verdict.finding:
         told = verdict.finding
         where = f" on rank {told.rank}" if told.rank is not None else ""

@@ -536,6 +536,7 @@ def draw_messages(trace, axes, title):
                 left, middle, right = (1e3 * (t - begin) for t in (sent.start, received.start, received.end))
                 axes.plot([middle, right], [receiver, receiver], color="0.6", linewidth=5, solid_capstyle="butt")
                 colour = "C0" if receiver > sender else "C1"
+                axes.plot(left, sender, ".", color=colour)
                 axes.annotate("", (right, receiver), (left, sender), arrowprops={"arrowstyle": "-|>", "color": colour})
     axes.set(title=title, xlabel="milliseconds", ylabel="rank", yticks=range(len(trace)), ylim=(-0.4, len(trace) - 0.6))
 

@@ -73,8 +73,9 @@ def test_a_new_section_or_exercise_changes_no_other_id(lesson):
 
 
 def test_a_comment_in_a_fenced_block_is_no_heading(lesson):
-    fenced = LESSON.replace("# One cell, one number.", "# ```\n# # not a heading\n# ```")
-    assert cell_ids(lesson(fenced)) == cell_ids(lesson())
+    fenced = "# %% [markdown]\n# ```\n# # not a heading\n# ```\n\n"
+    ids = cell_ids(lesson(LESSON.replace("# %%\nx = 3", f"{fenced}# %%\nx = 3")))
+    assert ids[4:6] == ["01-counting-2", "01-counting-3"]
 
 
 def test_exercises_carry_what_nbgrader_asks_of_a_manually_graded_answer(lesson):

@@ -51,6 +51,12 @@ def test_cells_run_in_this_interpreter_in_plain_mode_with_a_scratch_folder_that_
     assert Path(printed(seen.cells[3]).strip()).parents[1] == Path(module.__file__).parents[2]
 
 
+def test_the_kernel_that_a_notebook_asks_for_does_not_matter():
+    asked = notebook("import sys; print(sys.version_info.major)")
+    asked.metadata.kernelspec = {"name": "of-another-machine", "display_name": "Another"}
+    assert printed(execute(asked, "n").cells[0]) == "3\n"
+
+
 def test_nothing_volatile_is_kept_so_a_second_run_gives_the_same_text():
     sources = ("import time; print('a', flush=True); time.sleep(0.2); print('b')", "1 + 1")
     first, second = (nbformat.writes(execute(notebook(*sources), "n")) for _ in range(2))

@@ -47,6 +47,8 @@ def test_it_holds_the_learner_editions_the_readme_and_a_manifest(root, tmp_path)
 def test_the_same_lessons_give_the_same_bundle(root, tmp_path):
     first, second = released(root, tmp_path / "one"), released(root, tmp_path / "two")
     assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:  # both were written in the same second: no moment may be in them
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_nothing_is_released_while_an_edition_differs_from_its_source(root, tmp_path, capsys):

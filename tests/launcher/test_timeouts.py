@@ -22,9 +22,24 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils import launch
 from course_utils.errors import RankState, WorkerFailed, WorkerTimeout
 
+from tests.kernels import await_that
+
 from .conftest import Notebook
 
 SECONDS = 1.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_server_is_not_busy_with_imports() -> None:
+    """In its first idle moment the server imports more of torch, and a launch waits for that."""
+
+    def has_imported() -> bool:
+        (found,) = launch(lambda: "torch._dynamo" in sys.modules, nprocs=1, init=False).results
+        if not found:
+            time.sleep(0.7)  # leaves it idle
+        return bool(found)
+
+    await_that(has_imported, 60, "the server to import what it wants")
 
 
 def timeout_of(fn: Callable[..., Any], *args: Any, **options: Any) -> WorkerTimeout:

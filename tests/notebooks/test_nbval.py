@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SANITIZE = HERE / "sanitize.cfg"
 SOLVED = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
-SMALL = ("print('two and two:', 2 + 2)", "[1.5, 2]", "x = 3", "print('port 49152 pid 77 after 0.25 s, asked for 5 s')")
+SMALL = ("print('two and two:', 2 + 2)", "[1.5, 2]", "x = 3", "print('port 49152 pid 77 after 0.25 s, timeout 5.5 s')")
 
 
 class Nbval:
@@ -98,7 +98,7 @@ def test_nbval_itself_misses_each_altered_number_but_the_sanitized_ones(stored, 
         "with another 49152": [],
         "with another 77": [],
         "with another 0.25": [],
-        "with another 5": [3],
+        "with another 5.5": [3],
     }
 
 
