@@ -684,10 +684,9 @@ EXERCISES = (
         cases=_shifts,
         hints=(
             "Read the places in the verdict: in which call does each rank wait, and for whom?",
-            "Everyone waits in send for a neighbour that is in send too. Somebody must receive first, or nobody "
-            "may block.",
-            "isend begins a message and returns at once; the request that it returns has wait(). Do not return "
-            "before that.",
+            "Everyone waits for a neighbour that waits as well. Somebody must receive first, or nobody may block.",
+            "isend begins a message and returns at once; the request that it returns has wait(). Keep the request, "
+            "and do not return before it has been waited for: a message whose request is dropped may never arrive.",
             "With one rank, left and right are the rank itself, and gloo refuses a message to oneself: return a clone.",
         ),
     ),

@@ -11,7 +11,7 @@
 # | You build | a registration desk over a shared store, and the mean of four gradients, passed from hand to hand |
 # | You need | lesson 00; functions in Python, a little PyTorch |
 # | Time | about 110 minutes, of which 70 for the exercises |
-# | Hardware | any; everything here runs on the CPU, also where there are GPUs |
+# | Hardware | any; four processes (five in some checks) on the CPU, also where there are GPUs |
 
 # %%
 # @first-cell
@@ -165,7 +165,7 @@ print("the tally shows", int(board.get("tally")))
 # - a worker is started twice by mistake,
 # - a worker does not come at all.
 #
-# The next two exercises handle the three in turn.
+# The next two exercises handle all three.
 #
 # ### Exercise: assign a rank (12 minutes, 4 points)
 #
@@ -216,7 +216,7 @@ for ranks in meetings:
 
 # %% [markdown]
 # Who comes first is a matter of chance. A program must not rely on it: a rank says *who I am in this run*, not on
-# which machine I sit or who I was yesterday. (Run the cell before last again and look.)
+# which machine I sit or who I was yesterday. (Run the cell that lets them meet and the one above, again, and look.)
 #
 # ### Exercise: register, and miss nobody (20 minutes, 6 points)
 #
@@ -404,9 +404,10 @@ _ = launch(overwrite_too_early, nprocs=2)
 
 # %% [markdown]
 # `isend` took no copy. (`irecv` is its twin: before `wait()` has returned, the room is not filled.) Non-blocking
-# calls let a rank do something useful meanwhile, and the price is that the *meanwhile* becomes yours to look after.
+# calls let a rank do something useful meanwhile, and the price is that the *meanwhile* becomes yours to look after. Keep
+# the request and wait for it: a request that nobody keeps may take its message with it, and the receiver waits for ever.
 #
-# ## A first deadlock, on purpose
+# ## A fair exchange
 #
 # Two ranks want to exchange ten numbers. Each sends first and receives second, which looks fair.
 #
@@ -548,7 +549,7 @@ plt.show()
 # %% [markdown]
 # Up in blue, down in orange. Follow rank 0: it speaks once and then waits for the whole journey there and back. With
 # twice as many ranks it waits about twice as long, although every rank still sends no more than two messages. Lesson
-# 02 does something about that.
+# 02 does something about that. (Ranks begin some milliseconds apart: they are processes, and the machine is busy.)
 #
 # ## Everyone at once
 #
@@ -578,7 +579,7 @@ except WorkerTimeout as error:
 #
 # Write `shift(tensor)`, which does what the colleague meant, for every number of ranks: each rank sends its tensor to
 # the rank on its right and returns the one that came from its left, of the same shape and type. `tensor` stays as it
-# is, and when `shift` returns, its caller may overwrite it. There are at least three good ways.
+# is, and when `shift` returns, its caller may overwrite it. `tensor` is contiguous. There are at least three good ways.
 
 
 # %%
@@ -616,8 +617,8 @@ with answer_needed():
     plt.show()
 
 # %% [markdown]
-# The same number of ranks and the same size of message, but the messages travel side by side. Keep both pictures in
-# mind: how much is sent, and how long the longest chain is, are two different costs.
+# The same number of ranks and the same size of message, but the messages travel side by side (the orange one closes the
+# ring, from the last rank to rank 0). Keep both pictures in mind: how much is sent, and how long the longest chain is, are two different costs.
 #
 # ## Four strangers train a network
 #
@@ -791,7 +792,7 @@ print(f"  rounds when everyone passes to the right at once: {ring_rounds or 'unk
 #   looks at the same moment.
 # - A **rank** and a **world size** are the outcome of a registration. `init_process_group` takes them, and uses a
 #   store only for the ranks to learn each other's addresses.
-# - `send` and `recv` move bytes. Both ends agree on shape and type beforehand; a tensor in flight is not yours.
+# - `send` and `recv` move bytes. Both ends agree on shape and type beforehand; a tensor in flight is not yours, and a request must be kept and waited for.
 # - A **deadlock** is a circle of ranks, each waiting for the next. The report of where each one stands is read as
 #   that circle.
 # - The mean of the gradients of equal shards is the gradient of the whole. That is why data-parallel training can be

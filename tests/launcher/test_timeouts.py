@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch
 from course_utils.errors import RankState, WorkerFailed, WorkerTimeout
-
 from tests.kernels import await_that
 
 from .conftest import Notebook
