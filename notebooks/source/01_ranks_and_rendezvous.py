@@ -404,8 +404,9 @@ _ = launch(overwrite_too_early, nprocs=2)
 
 # %% [markdown]
 # `isend` took no copy. (`irecv` is its twin: before `wait()` has returned, the room is not filled.) Non-blocking
-# calls let a rank do something useful meanwhile, and the price is that the *meanwhile* becomes yours to look after. Keep
-# the request and wait for it: a request that nobody keeps may take its message with it, and the receiver waits for ever.
+# calls let a rank do something useful meanwhile, and the price is that the *meanwhile* becomes yours to look after.
+# Keep the request and wait for it: one that nobody keeps may take its message with it, and the receiver waits for
+# ever.
 #
 # ## A fair exchange
 #
@@ -618,7 +619,8 @@ with answer_needed():
 
 # %% [markdown]
 # The same number of ranks and the same size of message, but the messages travel side by side (the orange one closes the
-# ring, from the last rank to rank 0). Keep both pictures in mind: how much is sent, and how long the longest chain is, are two different costs.
+# ring, from the last rank to rank 0). Keep both pictures in mind: how much is sent, and how long the longest chain is,
+# are two different costs.
 #
 # ## Four strangers train a network
 #
@@ -792,7 +794,8 @@ print(f"  rounds when everyone passes to the right at once: {ring_rounds or 'unk
 #   looks at the same moment.
 # - A **rank** and a **world size** are the outcome of a registration. `init_process_group` takes them, and uses a
 #   store only for the ranks to learn each other's addresses.
-# - `send` and `recv` move bytes. Both ends agree on shape and type beforehand; a tensor in flight is not yours, and a request must be kept and waited for.
+# - `send` and `recv` move bytes. Both ends agree on shape and type beforehand; a tensor in flight is not
+#   yours, and a request must be kept and waited for.
 # - A **deadlock** is a circle of ranks, each waiting for the next. The report of where each one stands is read as
 #   that circle.
 # - The mean of the gradients of equal shards is the gradient of the whole. That is why data-parallel training can be
