@@ -319,9 +319,9 @@ def test_L20_local_runs_listen_on_loopback_alone() -> None:
     def worker() -> Any:
         import psutil
 
-        return sorted(
-            {connection.laddr.ip for connection in psutil.Process().net_connections() if not connection.raddr}
-        )
+        process = psutil.Process()
+        connections = getattr(process, "net_connections", None) or process.connections  # psutil 5 has the old name
+        return sorted({connection.laddr.ip for connection in connections() if not connection.raddr})
 
     for addresses in launch(worker).results:
         assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1", "::", "0.0.0.0"}
