@@ -109,3 +109,32 @@ def test_the_one_way_test_sees_an_import_that_goes_the_other_way(tmp_path: Path)
         "from ..exercises import check\nfrom course_utils.grading.marks import x\nimport course_utils.visuals\n"
     )
     assert imported_concerns(module, ("launcher", "server")) == {"exercises", "grading", "visuals"}
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """The modules of the package that a module imports when it is imported itself, not inside functions."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    package = list(parts[:-1])
+    known = set(modules())
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {name for alias in node.names if (name := f"{start}.{alias.name}") in known} or {start} & known
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+    return found
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    arrows = {name: imported_at_once(file_of(name)) for name in modules()}
+    assert arrows["course_utils.launcher.run"] >= {"course_utils.errors", "course_utils.launcher.client"}
+    while leaves := {name for name, imported in arrows.items() if not imported & arrows.keys()}:
+        arrows = {name: imported for name, imported in arrows.items() if name not in leaves}
+    assert not arrows
+
+
+def file_of(module: str) -> Path:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -110,6 +110,14 @@ def test_L31_keywords_for_the_function_reach_it() -> None:
     assert launch(lambda **rest: rest, nprocs=1, framework="python", other=1).results == [{"other": 1}]
 
 
+@pytest.mark.usefixtures("no_process_is_started")
+def test_a_call_without_a_function_or_with_two_is_refused() -> None:
+    with pytest.raises((BadRequest, TypeError), match="fn"):
+        launch()  # type: ignore[call-arg]
+    with pytest.raises((BadRequest, TypeError), match="fn"):
+        launch(takes_size, 1, fn=3)  # type: ignore[misc]
+
+
 def test_a_module_of_the_learners_is_not_preloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch
 from course_utils.errors import RankState, WorkerFailed, WorkerTimeout
+from course_utils.launcher import Run
 from tests.kernels import await_that
 
 from .conftest import Notebook
@@ -51,7 +53,20 @@ def timeout_of(fn: Callable[..., Any], *args: Any, **options: Any) -> WorkerTime
     return caught.value
 
 
-@pytest.fixture
+def side_by_side(calls: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each call returned or raised: launches that only wait may wait together."""
+
+    def outcome(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(calls, pool.map(outcome, calls.values()), strict=True))
+
+
+@pytest.fixture(scope="module")
 def signs_of_life() -> Callable[[], Any]:
     """A context for ranks: inside it, dots are printed. The first DDP model of a process imports for a second or two."""
 
@@ -139,18 +154,23 @@ def waits() -> dict[str, tuple[Callable[[], Any], str]]:
     }
 
 
-@pytest.mark.parametrize("call", list(waits()))
-def test_L17_what_a_rank_waits_in_is_named(call: str) -> None:
-    wait, name = waits()[call]
+@pytest.fixture(scope="module")
+def hangs() -> dict[str, Any]:
+    """How a launch of each of `waits` ended."""
 
-    def worker() -> None:
+    def worker(wait: Callable[[], Any]) -> None:
         if dist.get_rank() == 0:
             wait()
 
-    error = timeout_of(worker)
+    calls = {call: functools.partial(launch, worker, wait, timeout=SECONDS) for call, (wait, _) in waits().items()}
+    return side_by_side(calls)
+
+
+@pytest.mark.parametrize("call", list(waits()))
+def test_L17_what_a_rank_waits_in_is_named(call: str, hangs: dict[str, Any]) -> None:
+    error, name = hangs[call], waits()[call][1]
+    assert isinstance(error, WorkerTimeout), error
     waiting = error.states[0]
-    if waiting.state == "returned":
-        pytest.skip("this operation does not wait for its peer here")
     assert (waiting.state, waiting.collective) == ("waiting", name)
     assert states_of(error)[1] == "returned"
     assert waiting.where is not None
@@ -421,17 +441,22 @@ def steady(signs_of_life: Callable[[], Any] = contextlib.nullcontext) -> dict[st
     }
 
 
-@pytest.mark.parametrize("how", list(steady()))
-def test_L17_a_run_that_makes_progress_may_take_longer_than_the_timeout(
-    how: str, signs_of_life: Callable[[], Any]
-) -> None:
-    work = steady(signs_of_life)[how]
+@pytest.fixture(scope="module")
+def long_runs(signs_of_life: Callable[[], Any]) -> dict[str, Any]:
+    """How a launch of each of `steady` ended."""
 
-    def worker() -> str:
+    def worker(work: Callable[[float], Any]) -> str:
         work(time.monotonic() + 2.5 * SECONDS)
         return "done"
 
-    run = launch(worker, timeout=SECONDS)
+    ways = steady(signs_of_life).items()
+    return side_by_side({how: functools.partial(launch, worker, work, timeout=SECONDS) for how, work in ways})
+
+
+@pytest.mark.parametrize("how", list(steady()))
+def test_L17_a_run_that_makes_progress_may_take_longer_than_the_timeout(how: str, long_runs: dict[str, Any]) -> None:
+    run = long_runs[how]
+    assert isinstance(run, Run), run
     assert run.results == ["done", "done"]
     assert min(run.seconds) > 2 * SECONDS
 
