@@ -1,4 +1,4 @@
-"""The learner's whole vocabulary: `from course_utils import launch, Link, check, hint, predict, progress, hardware`.
+"""The learner's whole vocabulary: `from course_utils import launch, Link, Ranks, check, hint, predict, progress`.
 
 Names load on first use, so that `import course_utils` costs next to nothing and imports neither torch nor TensorFlow.
 """
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .exercises import check, hint, predict, progress
-    from .launcher import Link, launch
+    from .launcher import Link, Ranks, launch
     from .machine import hardware
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Link": "launcher",
+    "Ranks": "launcher",
     "launch": "launcher",
     "check": "exercises",
     "hint": "exercises",
@@ -25,7 +26,7 @@ _HOMES = {
     "hardware": "machine",
 }
 
-__all__ = ["Link", "check", "hardware", "hint", "launch", "predict", "progress"]
+__all__ = ["Link", "Ranks", "check", "hardware", "hint", "launch", "predict", "progress"]
 
 
 def __getattr__(name: str) -> Any:

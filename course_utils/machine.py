@@ -108,13 +108,18 @@ def platform() -> str:
 
 def gpus() -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible, without touching CUDA."""
+    return tuple(name for _, name in devices())
+
+
+def devices() -> tuple[tuple[str, str], ...]:
+    """Return (what CUDA_VISIBLE_DEVICES calls it, name) of each visible GPU, in CUDA's order."""
     faked = _faked("COURSE_FAKE_GPUS", at_least=0)
     if faked is not None:
-        return tuple(f"fake GPU {index}" for index in range(faked))
+        return tuple((str(index), f"fake GPU {index}") for index in range(faked))
     installed = _installed_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return tuple(name for _, name in installed)
+        return tuple((str(index), name) for index, (_, name) in enumerate(installed))
     chosen = []
     for entry in (part.strip() for part in visible.split(",")):
         found = [
@@ -124,7 +129,7 @@ def gpus() -> tuple[str, ...]:
         ]
         if not found:  # as CUDA does: the first entry that is no device ends the list
             break
-        chosen.append(found[0])
+        chosen.append((entry, found[0]))
     return tuple(chosen)
 
 

@@ -13,14 +13,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
 from . import protocol
+from .frameworks import KNOWN, Framework
 from .processes import python_command
 
-PRELOAD = {"torch": ("torch", "torch.distributed", "numpy", "course_utils.launcher.watching"), "python": ()}
 # A library that starts threads when it is imported makes its process unsafe to fork, so these are set before that.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
@@ -33,7 +34,7 @@ _lock = threading.Lock()
 class ServerHandle:
     """One server of this process. Every run gets a socket of its own, so that runs of several threads do not mix."""
 
-    def __init__(self, preload: tuple[str, ...], fork: bool) -> None:
+    def __init__(self, preload: tuple[str, ...], fork: bool, environment: Mapping[str, str]) -> None:
         self._home = _home()
         self._folder = tempfile.mkdtemp(prefix="server-", dir=self._home)
         self._base, theirs = socket.socketpair()
@@ -49,7 +50,12 @@ class ServerHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **_ONE_THREAD, "TORCHINDUCTOR_CACHE_DIR": f"{self._home}/torchinductor"},
+                env={
+                    **environment,
+                    **os.environ,
+                    **_ONE_THREAD,
+                    "TORCHINDUCTOR_CACHE_DIR": f"{self._home}/torchinductor",
+                },
                 cwd=self._folder,
                 start_new_session=True,  # Jupyter's interrupt goes to the kernel's whole process group
             )
@@ -124,11 +130,16 @@ def _home() -> str:
     return folder
 
 
-def server_for(framework: str, preload: tuple[str, ...]) -> ServerHandle:
+def server_for(framework: Framework, preload: tuple[str, ...]) -> ServerHandle:
     """Return this process's server with these modules in memory, started or replaced as needed."""
     fork = os.environ.get("COURSE_LAUNCHER") != "subprocess" and sys.platform.startswith("linux")
-    modules = (*PRELOAD[framework], *preload) if fork else ()
-    key = (os.getpid(), fork, modules)  # a process forked from this one must not use its parent's sockets
+    modules = (*framework.preload, *preload) if fork else ()
+    key = (
+        os.getpid(),
+        fork,
+        framework.name,
+        modules,
+    )  # a process forked from this one must not use its parent's sockets
     with _lock:
         server = _servers.get(key)
         if server is not None and not server.is_alive:
@@ -136,7 +147,7 @@ def server_for(framework: str, preload: tuple[str, ...]) -> ServerHandle:
             server.close()
             server = None
         if server is None:
-            server = _servers[key] = ServerHandle(modules, fork)
+            server = _servers[key] = ServerHandle(modules, fork, framework.environment)
     return server
 
 
@@ -150,15 +161,14 @@ def forget(server: ServerHandle) -> None:
 
 def warm(framework: str = "torch") -> None:
     """Start the server in the background, so that the first launch need not wait for its imports."""
-    server_for(framework, ())
+    server_for(KNOWN[framework], ())
 
 
 def server_pid(framework: str = "torch") -> int | None:
     """Return the process id of this process's warm server, or None while there is none."""
-    for (owner, fork, modules), server in _servers.items():
-        if owner == os.getpid() and fork and modules == PRELOAD[framework] and server.is_alive:
-            return server.pid
-    return None
+    key = (os.getpid(), True, framework, KNOWN[framework].preload)
+    server = _servers.get(key)
+    return server.pid if server is not None and server.is_alive else None
 
 
 def shutdown() -> None:

@@ -34,7 +34,8 @@ DEATH_SECONDS = 1.0  # by so much may an exception that a death caused come befo
 _CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|error)|failed to recv|got 0 bytes"
     r"|remote process exited|communicator was aborted|failed to send|software caused connection abort"
-    r"|connectfullmesh failed|peer closed",
+    r"|connectfullmesh failed|peer closed|horovod has been shut down|collective ops is aborted"
+    r"|failed to connect to all addresses|heartbeat timeout",
     re.IGNORECASE,
 )
 
@@ -190,17 +191,26 @@ def worker_failed(failures: Sequence[Failure], nprocs: int, logs: Sequence[str])
 
 
 def worker_timeout(seconds: float, states: Sequence[RankState], logs: Sequence[str]) -> WorkerTimeout:
-    """Build the error of a run without progress: one line a rank, then each stack."""
-    lines = "\n".join(f"  {state}" for state in states)
+    """Build the error of a run without progress: one table, then each stack."""
     stacks = "".join(f"\n\nStack of rank {state.rank}:\n{state.stack}" for state in states if state.stack)
-    message = f"no output, message or collective on any rank for {seconds:g} s\n{lines}{stacks}"
+    message = f"no output, message or collective on any rank for {seconds:g} s\n{table_of(states)}{stacks}"
     return WorkerTimeout(message, seconds=seconds, states=states, logs=logs)
+
+
+def table_of(states: Sequence[RankState]) -> str:
+    """Write where ranks stand as one table of text: rank, state, what it waits in, the line and its code."""
+    rows = [("rank", "state", "waits in", "line", "code")]
+    for one in states:
+        rows.append((str(one.rank), one.state, one.collective or "", one.where or "", one.code or ""))
+    filled = [column for column in range(5) if any(row[column] for row in rows[1:])]
+    widths = {column: max(len(row[column]) for row in rows) for column in filled}
+    return "\n".join("  " + "  ".join(row[at].ljust(widths[at]) for at in filled).rstrip() for row in rows)
 
 
 def state_of(rank: int, state: str, frames: Sequence[Frame] = (), waiting: str | None = None) -> RankState:
     """Describe where a rank is from its stack: the innermost line of the learner's own code."""
     frames = _inside_the_call(frames)
-    own = [frame for frame in frames if not _is_library(frame[0])]
+    own = [frame for frame in frames if not is_library(frame[0])]
     where = code = None
     if own:
         where = place(*own[-1][:2])
@@ -233,7 +243,7 @@ def format_frames(frames: Sequence[Frame]) -> str:
     lines: list[str] = []
     folded: list[Frame] = []
     frames = [frame for frame in frames if not frame[0].startswith(_PACKAGE)]
-    first = next((index for index, frame in enumerate(frames) if not _is_library(frame[0])), 0)
+    first = next((index for index, frame in enumerate(frames) if not is_library(frame[0])), 0)
 
     def unfold() -> None:
         if folded:
@@ -252,7 +262,7 @@ def format_frames(frames: Sequence[Frame]) -> str:
             repeated = 0
 
     for file, line, function in frames[first:]:
-        if _is_library(file):
+        if is_library(file):
             folded.append([file, line, function])
             continue
         unfold()
@@ -278,7 +288,7 @@ def place(file: str, line: int) -> str:
         return f"{'a cell' if cell is None else f'cell {cell}'}, line {line}"
     if file == "<stdin>":
         return f"the console, line {line}"
-    if _is_library(file):
+    if is_library(file):
         return f"{_INSTALLED.split(file)[-1].removeprefix(_STANDARD_LIBRARY + os.sep)}, line {line}"
     return f"{os.path.basename(file)}, line {line}"
 
@@ -303,7 +313,8 @@ def _cell_number(file: str) -> int | None:
     return None
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file is this package's, an installed one's or Python's own, and not the learner's."""
     if file.startswith((_PACKAGE, _STANDARD_LIBRARY)):
         return True
     if file.startswith("<"):  # made by exec: dataclasses, named tuples, torch.fx

@@ -137,6 +137,11 @@ class Console:
         _write("".join(f"[rank {rank}] {line}\n" for rank, lines in enumerate(kept) for line in lines))
 
 
+def reprint(rank: int, log: str) -> None:
+    """Print a rank's whole log, each line with its rank."""
+    _write("".join(f"[rank {rank}] {line}\n" for line in log.splitlines()))
+
+
 def _write(text: str) -> None:
     if text:
         sys.stdout.write(text)

@@ -20,12 +20,13 @@ from typing import Any
 HEADER = struct.Struct("!cQ")
 
 # kernel -> rank
-TASK = b"T"  # JSON: what to run and where
+TASK = b"T"  # JSON: who this rank is; once
+CALL = b"C"  # JSON: what to run next
 STACK_WANTED = b"W"
 RELEASE = b"X"  # everyone has reported: leave
 # rank -> kernel
 HELLO = b"H"  # JSON: pid; the rank is alive and has its task
-BEGUN = b"B"  # JSON: fn starts now; the backend and notes
+BEGUN = b"B"  # JSON: the first fn starts now; the backend and notes
 PROGRESS = b"P"
 STACK = b"S"  # JSON: where the main thread is
 VALUE = b"V"  # the return value, pickled or as plain data

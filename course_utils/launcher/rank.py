@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import queue
 import random
 import select
 import signal
@@ -17,13 +18,13 @@ import socket
 import sys
 import threading
 import time
-from datetime import timedelta
+import types
 from typing import Any, NoReturn
 
 import cloudpickle
 
-from . import failures, plain, protocol
-from .links import Link, Port
+from . import failures, frameworks, plain, protocol
+from .frameworks.inside import Inside, itself
 from .processes import die_with_parent
 
 WATCH_SECONDS = 0.2
@@ -45,23 +46,24 @@ def be_a_rank(control: int, output: int) -> NoReturn:
         messages = channel.receive()
         if messages is None:
             os._exit(72)
-    rank = Rank(channel, json.loads(messages[0][1]))
-    rank.work()
+    rank = Rank(channel, json.loads(messages[0][1]), messages[1:])
+    rank.serve()
     rank.leave()
 
 
 class Rank:
     """One rank and its watcher thread, which answers the kernel while the main thread works."""
 
-    def __init__(self, channel: protocol.Channel, task: dict[str, Any]) -> None:
+    def __init__(self, channel: protocol.Channel, task: dict[str, Any], early: list[tuple[bytes, bytes]]) -> None:
         self._channel = channel
         self._task = task
-        self._released = threading.Event()
-        self._watch: Any = None
+        self._calls: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: everyone may leave
+        self._begun = False
         self._call_held: Any = None
+        self._state = types.SimpleNamespace()
         self._main_thread = threading.main_thread().ident or 0
-        if task["framework"] == "torch":  # before the learner's folder, which may hold a torch.py, is on the path
-            importlib.import_module(".watching", __package__)
+        # before the learner's folder, which may hold a torch.py, is on the path
+        self._inside = frameworks.inside_of(task["framework"])(task)
         os.environ.clear()
         os.environ.update(task["environment"])
         if task["folder"] is not None:
@@ -69,31 +71,22 @@ class Rank:
         sys.path[:] = task["python_path"]
         sys.argv[:] = [""]
         _refuse_the_keyboard()
+        self._own_modules = OwnModules()
         stack_file = open(task["stack_file"], "w")  # noqa: SIM115 - open as long as this process lives
         faulthandler.enable(stack_file, all_threads=False)
         faulthandler.register(signal.SIGUSR1, stack_file, all_threads=False)
         channel.send_json(protocol.HELLO, {"pid": os.getpid()})
+        for kind, payload in early:
+            self._on_message(kind, payload)
         threading.Thread(target=self._answer, daemon=True, name="course_utils-watcher").start()
 
-    def work(self) -> None:
-        """Run the learner's function and report its value, or what went wrong."""
-        try:
-            value, seconds = self._call()
-        except BaseException as error:  # SystemExit too: the rank must report, whatever the function did
-            self._channel.send_json(protocol.ERROR, failures.describe(error))
-            return
-        try:
-            carried = plain.encode(value) if self._task["judged"] else _pickle_result(value)
-        except Exception as error:
-            self._channel.send_json(protocol.ERROR, failures.describe_unsendable_result(value, error))
-            return
-        self._channel.send(protocol.VALUE, carried)
-        events = self._watch.events() if self._watch else []
-        self._channel.send_json(protocol.DONE, {"seconds": seconds, "events": events, "type": type(value).__name__})
+    def serve(self) -> None:
+        """Carry out one call after the other, until all ranks have reported: a peer may still talk to this one."""
+        while (call := self._calls.get()) is not None:
+            self._work(call)
 
     def leave(self) -> NoReturn:
-        """Stay until all ranks have reported, since a peer may still be talking to this one; then go."""
-        self._released.wait()
+        """Do what was registered for the end, and go."""
         try:
             atexit._run_exitfuncs()
         finally:
@@ -101,29 +94,45 @@ class Rank:
                 stream.flush()
             os._exit(0)
 
-    def _call(self) -> tuple[Any, float]:
-        task = self._task
-        begun: dict[str, Any] = {"backend": None, "notes": []}
-        if task["framework"] == "torch":
-            from .watching import Watch
+    def _work(self, call: dict[str, Any]) -> None:
+        """Run the learner's function and report its value, or what went wrong."""
+        try:
+            value, seconds = self._call(call)
+        except BaseException as error:  # SystemExit too: the rank must report, whatever the function did
+            self._channel.send_json(protocol.ERROR, failures.describe(error))
+            return
+        try:
+            carried = plain.encode(value) if self._task["judged"] else _pickle_result(value, self._inside)
+        except Exception as error:
+            self._channel.send_json(protocol.ERROR, failures.describe_unsendable_result(value, error))
+            return
+        self._channel.send(protocol.VALUE, carried)
+        done = {"seconds": seconds, "events": self._inside.events(), "type": type(value).__name__}
+        self._channel.send_json(protocol.DONE, done)
 
-            port = Port(Link(**task["link"]), task["rank"], task["run_folder"]) if task["link"] else None
-            self._watch = Watch(task["epoch"], task["trace"], port)
-            self._watch.install()
-            if task["judged"]:
-                from .relayed import register
-
-                register(self._watch, f"{task['run_folder']}/relay")
-        _limit_threads(task["threads"])
-        _reseed()
-        with open(task["payload"], "rb") as file:
-            self._call_held = fn, args, kwargs = pickle.load(file)  # until all have reported: a message may need it
-        if task["init"]:
-            begun = _join_process_group(task)
-        self._channel.send_json(protocol.BEGUN, begun)
+    def _call(self, call: dict[str, Any]) -> tuple[Any, float]:
+        first = not self._begun
+        if first:
+            self._inside.install()
+            self._limit_threads(self._task["threads"])
+        self._inside.next_call(call["epoch"])
+        if first or not self._task["state"]:
+            _reseed()
+        self._own_modules.forget_those_edited()
+        with open(call["payload"], "rb") as file:
+            self._call_held = fn, args, kwargs = pickle.load(file)  # until the next call: a message may need it
+        if first:
+            self._channel.send_json(protocol.BEGUN, self._inside.begin())
+            self._begun = True
+        if self._task["state"]:
+            args = (self._state, *args)
         start = time.perf_counter()
-        value = fn(*args, **kwargs)
-        return value, time.perf_counter() - start
+        try:
+            value = fn(*args, **kwargs)
+        finally:
+            seconds = time.perf_counter() - start
+            self._own_modules.look()
+        return value, seconds
 
     def _answer(self) -> None:
         """Watcher thread: report progress, answer questions, and end this rank when the kernel is gone."""
@@ -136,54 +145,71 @@ class Rank:
                 messages = None
             if messages is None:
                 os.killpg(os.getpgid(0), signal.SIGKILL)
-            for kind, _ in messages or []:
-                if kind == protocol.STACK_WANTED:
-                    self._channel.send_json(protocol.STACK, self._where())
-                elif kind == protocol.RELEASE:
-                    self._released.set()
-            progress = self._watch.progress() if self._watch else 0
+            for kind, payload in messages or []:
+                self._on_message(kind, payload)
+            progress = self._inside.progress()
             if progress != seen:
                 seen = progress
                 self._channel.send(protocol.PROGRESS)
 
+    def _on_message(self, kind: bytes, payload: bytes) -> None:
+        if kind == protocol.STACK_WANTED:
+            self._channel.send_json(protocol.STACK, self._where())
+        elif kind == protocol.CALL:
+            self._calls.put(json.loads(payload))
+        elif kind == protocol.RELEASE:
+            self._calls.put(None)
+
     def _where(self) -> dict[str, Any]:
         frame = sys._current_frames().get(self._main_thread)
-        waiting = self._watch.waits_in(self._main_thread) if self._watch else None
+        waiting = self._inside.waits_in(self._main_thread)
         return {"frames": failures.frames_of(frame), "waiting": waiting}
 
+    def _limit_threads(self, threads: int) -> None:
+        """Give this rank its share of the cores: libraries fix their thread count at import, so they are told again."""
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            threads_of = os.environ.setdefault(variable, str(threads))
+            if variable == "OMP_NUM_THREADS" and threads_of.isdigit():
+                threads = int(threads_of)
+        self._inside.limit_threads(threads)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
+        if "numpy" in sys.modules:
+            import threadpoolctl
 
-def _join_process_group(task: dict[str, Any]) -> dict[str, Any]:
-    """Initialise torch.distributed from the environment variables, as torchrun's workers do."""
-    import torch
-    import torch.distributed as dist
+            threadpoolctl.threadpool_limits(threads, user_api="blas")
 
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG"):  # torch reads it at import, which is long past in a forked rank
-        dist.set_debug_level_from_env()
-    backend, notes = task["backend"], []
-    if "nccl" in backend and not (dist.is_nccl_available() and torch.cuda.device_count() >= task["nprocs"]):
-        count = torch.cuda.device_count()
-        notes.append(
-            f"gloo instead of NCCL: torch sees {count} usable GPU{'s' * (count != 1)} for {task['nprocs']} ranks"
-        )
-        backend = "gloo"
-    if "nccl" in backend:
-        torch.cuda.set_device(task["rank"])
-    used = backend
-    if task["judged"]:
-        from .relayed import BACKEND
 
-        backend = used = BACKEND
-    elif task["trace"]:
-        from .watching import TRACED_BACKEND
+class OwnModules:
+    """The learner's own modules in this process: a file that was edited since it was imported is imported anew."""
 
-        if "nccl" in backend:
-            notes.append("gloo instead of NCCL: a traced run counts messages on the CPU")
-        backend, used = TRACED_BACKEND, "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=task["group_timeout"]))
-    if backend != used:  # what learners' code asks the group for is what carries its messages
-        groups = dist.distributed_c10d._world.pg_map
-        groups.update({group: (used, store) for group, (_, store) in groups.items()})
-    return {"backend": used, "notes": notes}
+    def __init__(self) -> None:
+        self._others = set(sys.modules)
+        self._times: dict[str, float | None] = {}
+
+    def look(self) -> None:
+        """Remember what has been imported, and the age of its file."""
+        for name in sys.modules.keys() - self._others - self._times.keys():
+            module = sys.modules[name]
+            file = getattr(module, "__file__", None)
+            if file and not failures.is_library(file):
+                self._times[name] = _modified(module)
+            else:
+                self._others.add(name)
+
+    def forget_those_edited(self) -> None:
+        """Drop what was imported from a file that has changed."""
+        for name, time_then in list(self._times.items()):
+            if _modified(sys.modules.get(name)) != time_then:
+                sys.modules.pop(name, None)
+                del self._times[name]
+
+
+def _modified(module: Any) -> float | None:
+    try:
+        return os.stat(module.__file__).st_mtime
+    except (AttributeError, TypeError, OSError):
+        return None
 
 
 def _redirect(output: int) -> None:
@@ -226,20 +252,6 @@ def _display(*values: Any, **_: Any) -> None:
         print(repr(value))
 
 
-def _limit_threads(threads: int) -> None:
-    """Give this rank its share of the cores: libraries fix their thread count at import, so they are told again."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        threads_of = os.environ.setdefault(variable, str(threads))
-        if variable == "OMP_NUM_THREADS" and threads_of.isdigit():
-            threads = int(threads_of)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-    if "numpy" in sys.modules:
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(threads, user_api="blas")
-
-
 def _reseed() -> None:
     """Draw fresh seeds from the system: ranks forked from one server would otherwise draw identical numbers."""
     random.seed(os.urandom(32))
@@ -250,9 +262,16 @@ def _reseed() -> None:
 
 
 class _ResultPickler(cloudpickle.Pickler):
-    """Sends CUDA tensors as CPU tensors, so that reading results never starts CUDA in the kernel."""
+    """Sends what the kernel can read without a GPU or a framework of its own: CUDA tensors as CPU tensors."""
+
+    def __init__(self, buffer: io.BytesIO, inside: Inside) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self._inside = inside
 
     def reducer_override(self, obj: Any) -> Any:
+        plain_form = self._inside.as_plain(obj)
+        if plain_form is not obj:
+            return itself, (plain_form,)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
             moved = obj.detach().cpu()
@@ -262,7 +281,7 @@ class _ResultPickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _pickle_result(value: Any) -> bytes:
+def _pickle_result(value: Any, inside: Inside) -> bytes:
     buffer = io.BytesIO()
-    _ResultPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    _ResultPickler(buffer, inside).dump(value)
     return buffer.getvalue()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.util
 import inspect
 import math
@@ -12,96 +14,131 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import BadRequest
-from ..machine import Plan, plan
+from ..machine import Plan, gpus, plan
+from .frameworks import KNOWN, Framework, Task, tasks_of
 from .links import Link
 
 MAX_RANKS = 64
-FRAMEWORKS = ("torch", "python")
+DEFAULT_RANKS = 2
 OPTIONS = frozenset(("nprocs", "framework", "backend", "timeout", "init", "roles", "link", "trace", "preload", "env"))
-LATER = {"tensorflow": "lesson 08", "horovod": "lesson 09"}
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call that has been looked at and can be carried out."""
+    """Ranks that can be started: every option has been looked at.
 
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    nprocs: int
-    framework: str
+    `tasks` names each rank's role, `notes` says what was degraded, and a `silent` run shows nothing.
+    """
+
+    framework: Framework
+    tasks: tuple[Task, ...]
+    has_roles: bool
     plan: Plan
+    notes: tuple[str, ...]
     timeout: float
     init: bool
     trace: bool
     link: Link | None
     preload: tuple[str, ...]
     environment: dict[str, str]
+    state: bool = False
     judged: bool = False
+    silent: bool = False
+
+    @property
+    def nprocs(self) -> int:
+        """The number of ranks."""
+        return len(self.tasks)
 
 
 def understand(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
     *,
-    nprocs: int,
-    framework: str,
-    backend: str | None,
-    timeout: float,
-    init: bool,
-    roles: Any,
-    link: Link | None,
-    trace: bool,
-    preload: tuple[str, ...],
-    env: Mapping[str, str] | None,
+    nprocs: int = DEFAULT_RANKS,
+    framework: str = "torch",
+    backend: str | None = None,
+    timeout: float = 120.0,
+    init: bool = True,
+    roles: Any = None,
+    link: Link | None = None,
+    trace: bool = False,
+    preload: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+    state: bool = False,
+    call: Call | None = None,
 ) -> Request:
-    """Check every part of a call to `launch`; raises BadRequest with what to change."""
+    """Check every option of `launch` or `Ranks`, and the call itself; raises BadRequest with what to change."""
     if sys.platform == "win32":
         raise BadRequest("native Windows cannot run the course's ranks: use WSL2, where everything works as on Linux")
-    if not callable(fn):
-        raise BadRequest(f"launch needs a function to run, and got {fn!r}; write launch(my_function, nprocs=2)")
-    if inspect.iscoroutinefunction(fn):
-        raise BadRequest(f"{_name(fn)} is an async function; launch a plain one that calls asyncio.run({_name(fn)}())")
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or not 1 <= nprocs <= MAX_RANKS:
-        raise BadRequest(f"nprocs={nprocs!r}: it takes a whole number of ranks from 1 to {MAX_RANKS}")
-    if framework in LATER:
-        raise BadRequest(f"framework={framework!r} comes with {LATER[framework]}, which is not part of this release")
-    if framework not in FRAMEWORKS:
-        raise BadRequest(f"framework={framework!r} is unknown{_did_you_mean(framework, FRAMEWORKS)}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise BadRequest(f"timeout={timeout!r}: it takes the seconds to wait without progress, a positive number")
-    for name, value in (("init", init), ("trace", trace)):
+    if call is not None:
+        check_call(*call, options=OPTIONS)
+    if not isinstance(framework, str) or framework not in KNOWN:
+        raise BadRequest(f"framework={framework!r} is unknown{_did_you_mean(framework, list(KNOWN))}")
+    used = KNOWN[framework]
+    for name, value in (("init", init), ("trace", trace), ("state", state)):
         if not isinstance(value, bool):
             raise BadRequest(f"{name}={value!r}: it takes True or False")
-    if roles is not None:
-        raise BadRequest("roles comes in a later release; leave it out")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise BadRequest(f"timeout={timeout!r}: it takes the seconds to wait without progress, a positive number")
+    if roles is not None and framework != "tensorflow":
+        raise BadRequest("roles names the tasks of a TensorFlow cluster: it needs framework='tensorflow'")
+    tasks = tasks_of(_check_nprocs(nprocs, roles), roles)
+    if len(tasks) > MAX_RANKS:
+        raise BadRequest(f"roles={roles!r} adds up to {len(tasks)} ranks; {MAX_RANKS} are the most")
     if link is not None and not isinstance(link, Link):
         raise BadRequest(f"link={link!r}: it takes a Link, such as Link(latency=1e-3, bandwidth=1e9)")
-    if trace and framework != "torch":
-        raise BadRequest("trace=True counts torch.distributed's messages: it needs framework='torch'")
-    if link is not None and framework != "torch":
-        raise BadRequest("link slows torch.distributed's messages down: it needs framework='torch'")
+    for name, wanted in (("trace=True", trace), ("link", link is not None)):
+        if wanted and used.opaque:
+            raise BadRequest(f"{name} needs framework='torch': {used.opaque}")
     if backend is not None and framework != "torch":
-        raise BadRequest(f"backend={backend!r} needs framework='torch'; {framework!r} has no backend")
-    _check_arguments(fn, args, kwargs)
-    if framework == "torch" and importlib.util.find_spec("torch") is None:
-        raise BadRequest("framework='torch' needs PyTorch, which this Python does not have: pip install torch")
-    chosen = plan(nprocs, backend)
+        raise BadRequest(f"backend={backend!r} needs framework='torch'; {framework!r} has no backend to choose here")
+    environment = _check_environment(env)
+    if framework == "tensorflow" and "TF_CONFIG" in environment:
+        raise BadRequest("env holds TF_CONFIG, which launch writes for each rank itself; change it inside the function")
+    if not used.is_installed:
+        raise BadRequest(used.how_to_get)
+    chosen = plan(len(tasks), backend)
     return Request(
-        fn=fn,
-        args=args,
-        kwargs=kwargs,
-        nprocs=nprocs,
-        framework=framework,
+        framework=used,
+        tasks=tasks,
+        has_roles=roles is not None,
         plan=chosen,
+        notes=_notes(framework, chosen, tasks),
         timeout=float(timeout),
-        init=init and framework == "torch",
+        init=init,
         trace=trace,
         link=link,
         preload=_check_preload(preload),
-        environment=_check_environment(env),
+        environment=environment,
+        state=state,
     )
+
+
+def judged(request: Request) -> Request:
+    """The same ranks for an answer that counts: this process carries their messages, and shows nothing."""
+    return dataclasses.replace(request, judged=True, silent=True)
+
+
+def _check_nprocs(nprocs: Any, roles: Any) -> int:
+    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or not 1 <= nprocs <= MAX_RANKS:
+        raise BadRequest(f"nprocs={nprocs!r}: it takes a whole number of ranks from 1 to {MAX_RANKS}")
+    if nprocs != DEFAULT_RANKS and isinstance(roles, Mapping):
+        total = sum(count for count in roles.values() if isinstance(count, int))
+        if total != nprocs:
+            raise BadRequest(f"nprocs={nprocs}, but roles={dict(roles)!r} adds up to {total}: leave nprocs out")
+    return nprocs
+
+
+def _notes(framework: str, chosen: Plan, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+    """What was degraded on this machine, in words."""
+    if framework == "torch":
+        return chosen.notes
+    if framework == "tensorflow":
+        workers = sum(task.role != "ps" for task in tasks)
+        count = len(gpus())
+        if 0 < count < workers:
+            return (f"the CPU instead of GPUs: {workers} workers but {count} GPU{'s' * (count != 1)}",)
+    return ()
 
 
 def refuse_ambiguous(fn: Any, options_given: Collection[str]) -> None:
@@ -114,7 +151,29 @@ def refuse_ambiguous(fn: Any, options_given: Collection[str]) -> None:
         )
 
 
-def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Collection[str]) -> None:
+    """Raise BadRequest unless every rank can call `fn(*args, **kwargs)`; `options` are names that launch takes."""
+    if not callable(fn):
+        raise BadRequest(f"launch needs a function to run, and got {fn!r}; write launch(my_function, nprocs=2)")
+    plain = fn
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    for one in (plain, vars(type(plain)).get("__call__")):
+        if inspect.iscoroutinefunction(one):
+            raise BadRequest(
+                f"{_name(fn)} is an async function; launch a plain one that calls asyncio.run({_name(fn)}())"
+            )
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise BadRequest(
+                f"{_name(fn)} is a generator: calling it runs none of its lines; launch a plain function that returns "
+                f"a list, such as lambda: list({_name(fn)}())"
+            )
+    _check_arguments(fn, args, kwargs, options)
+
+
+def _check_arguments(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Collection[str]
+) -> None:
     signature = _signature(fn)
     if signature is None:
         return
@@ -122,7 +181,7 @@ def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     unknown = [] if takes_any else [name for name in kwargs if name not in by_name]
     if unknown:
-        hint = _did_you_mean(unknown[0], sorted(by_name | OPTIONS))
+        hint = _did_you_mean(unknown[0], sorted({*by_name, *options}))
         raise BadRequest(f"neither launch nor {_name(fn)}{signature} takes {unknown[0]!r}{hint}")
     try:
         signature.bind(*args, **kwargs)

@@ -45,7 +45,6 @@ from .processes import (
 from .rank import be_a_rank
 
 IDLE_SECONDS = 15 * 60
-TERMINATE_SECONDS = 2.0
 
 
 @dataclass
@@ -53,6 +52,7 @@ class ServedRun:
     """One run as its server sees it: the leash, the living ranks and, once it is being ended, since when."""
 
     leash: socket.socket
+    seconds_to_end: float = 0.0  # between SIGTERM and SIGKILL
     alive: dict[int, int] = field(default_factory=dict)  # pid -> rank
     interpreters: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ending_since: float | None = None
@@ -151,6 +151,7 @@ class Server:
     def _start(self, run: ServedRun) -> None:
         header = protocol.receive_exactly(run.leash, protocol.HEADER.size)
         request = json.loads(protocol.receive_exactly(run.leash, protocol.HEADER.unpack(header)[1]))
+        run.seconds_to_end = request["seconds_to_end"]
         descriptors = protocol.receive_descriptors(run.leash, 2 * request["nprocs"])
         try:
             for rank in range(request["nprocs"]):
@@ -229,7 +230,7 @@ class Server:
         if not run.alive:
             signal_each(strays, signal.SIGKILL)
         if run.alive or strays or any(is_running(process) for process in run.victims):
-            if time.monotonic() - run.ending_since >= TERMINATE_SECONDS:
+            if time.monotonic() - run.ending_since >= run.seconds_to_end:
                 self._kill(run)
             return
         self._runs.remove(run)

@@ -65,9 +65,9 @@ class _Operation:
 class Watch:
     """Everything seen on the wire by one rank; one a process, installed once."""
 
-    def __init__(self, epoch: float, trace: bool, port: Port | None = None) -> None:
+    def __init__(self, trace: bool, port: Port | None = None) -> None:
         self._port = port
-        self._epoch = epoch
+        self._epoch = 0.0
         self._trace = trace
         self._events: list[dict[str, Any]] = []
         self._works: weakref.WeakKeyDictionary[Any, _Operation] = weakref.WeakKeyDictionary()
@@ -82,6 +82,11 @@ class Watch:
         dist.Work.wait = self.watched_wait(dist.Work.wait)
         if self._trace:
             dist.Backend.register_backend(TRACED_BACKEND, self._traced_group, devices=["cpu"])
+
+    def next_call(self, epoch: float) -> None:
+        """Begin to record anew; the times of events count from `epoch`."""
+        self._epoch = epoch
+        self._events = []
 
     def progress(self) -> int:
         """Return a number that changes whenever this rank starts or finishes anything on the wire."""

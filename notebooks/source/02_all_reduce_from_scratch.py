@@ -692,30 +692,29 @@ def segmented_ring(chunks, segment):
         return
     right, left = (rank + 1) % world, (rank - 1) % world
     pieces = [chunk.split(segment) for chunk in chunks]
+    summing = [piece for step in range(world - 1) for piece in pieces[(rank - step - 2) % world]]
+    sharing = [piece for step in range(world - 1) for piece in pieces[(rank - step - 1) % world]]
     rooms = [chunks[0].new_empty(segment) for _ in range(2)]  # one is filled while the other is added
+
+    def receive(number):
+        room = rooms[number % 2][: len(summing[number])]
+        return room, dist.irecv(room, left)
+
     sending = [dist.isend(piece, right) for piece in pieces[rank - 1]]
-    for step in range(world - 1):
-        incoming = pieces[(rank - step - 2) % world]
-
-        def receive(number, incoming=incoming):
-            room = rooms[number % 2][: len(incoming[number])]
-            return room, dist.irecv(room, left)
-
-        under_way = [receive(number) for number in range(min(2, len(incoming)))]
-        for number, piece in enumerate(incoming):
-            room, request = under_way.pop(0)
-            request.wait()
-            piece += room
-            sending.append(dist.isend(piece, right))
-            if number + 2 < len(incoming):
-                under_way.append(receive(number + 2))
-    for step in range(world - 1):
-        incoming = pieces[(rank - step - 1) % world]
-        arriving = [dist.irecv(piece, left) for piece in incoming]
-        for piece, request in zip(incoming, arriving, strict=True):
-            request.wait()
-            if step < world - 2:
-                sending.append(dist.isend(piece, right))
+    under_way = [receive(number) for number in range(min(2, len(summing)))]
+    for number, piece in enumerate(summing):
+        room, request = under_way.pop(0)
+        request.wait()
+        piece += room
+        sending.append(dist.isend(piece, right))
+        if number + 2 < len(summing):
+            under_way.append(receive(number + 2))
+    arriving = [dist.irecv(piece, left) for piece in sharing]
+    to_pass_on = len(sharing) - len(pieces[(rank + 1) % world])  # the right neighbour has the last chunk already
+    for number, request in enumerate(arriving):
+        request.wait()
+        if number < to_pass_on:
+            sending.append(dist.isend(sharing[number], right))
     for request in sending:
         request.wait()
     ### END SOLUTION
