@@ -26,6 +26,7 @@ import cloudpickle
 from . import failures, frameworks, plain, protocol
 from .frameworks.inside import Inside, itself
 from .processes import die_with_parent
+from .sending import unpack
 
 WATCH_SECONDS = 0.2
 
@@ -120,7 +121,7 @@ class Rank:
             _reseed()
         self._own_modules.forget_those_edited()
         with open(call["payload"], "rb") as file:
-            self._call_held = fn, args, kwargs = pickle.load(file)  # until the next call: a message may need it
+            self._call_held = fn, args, kwargs = unpack(file)  # until the next call: a message may need it
         if first:
             self._channel.send_json(protocol.BEGUN, self._inside.begin())
             self._begun = True

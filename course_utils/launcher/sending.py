@@ -11,8 +11,11 @@ import collections
 import concurrent.futures
 import functools
 import io
+import linecache
 import mmap
 import multiprocessing.process
+import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -20,7 +23,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, BinaryIO
 
 import cloudpickle
 
@@ -58,23 +61,31 @@ _MAX_OBJECTS = 200_000
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle a call by value.
+    """Pickle a call by value, and before it the text of the cells that its functions come from, by file name.
 
     Raises NotSendable, naming the variable, for anything that cannot live in another process.
     """
     _Look().everything(fn, args, kwargs)
     try:
-        return _dumps((fn, args, kwargs))
+        call, files = _dumps((fn, args, kwargs))
+        return pickle.dumps({file: lines for file in files if (lines := _text_of_cell(file))}) + call
     except CourseError:
         raise
     except Exception as error:
         raise _name_the_culprit(fn, args, kwargs, error) from None
 
 
-def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """As cloudpickle does, but keep the file name that it blanks: tracebacks and hang reports name the cell by it."""
-    build, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    return build, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+def unpack(file: BinaryIO) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Read what `pack` made, in a rank; what asks for the source of a function, as AutoGraph does, finds its cell."""
+    for name, lines in pickle.load(file).items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] = pickle.load(file)
+    return call
+
+
+def _text_of_cell(file: str) -> list[str]:
+    """The lines of a file that exists in this process alone."""
+    return [] if os.path.exists(file) else linecache.getlines(file)
 
 
 class _Refused(Exception):
@@ -86,9 +97,19 @@ class _Refused(Exception):
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar[Any] = collections.ChainMap(
-        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
+    """Keeps the file name of code, which cloudpickle blanks: tracebacks and hang reports name the cell by it."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        self.files: set[str] = set()
+        self.dispatch_table = collections.ChainMap(
+            {types.CodeType: self._reduce_code}, cloudpickle.Pickler.dispatch_table
+        )
+        super().__init__(buffer)
+
+    def _reduce_code(self, code: types.CodeType) -> tuple[Any, ...]:
+        self.files.add(code.co_filename)
+        build, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+        return build, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
 
     def reducer_override(self, obj: Any) -> Any:
         why = _why_not(obj)
@@ -103,10 +124,12 @@ def _cached_again(function: Callable[..., Any], parameters: dict[str, Any]) -> A
     return functools.lru_cache(**parameters)(function)
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any) -> tuple[bytes, set[str]]:
+    """The pickled value, and the files that its code comes from."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
-    return buffer.getvalue()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.files
 
 
 class _Look:
@@ -242,7 +265,8 @@ def _why_not(value: Any) -> str | None:
             return why
     if _is_open_file(value):
         return "an open file belongs to the process that opened it; send its path and open it inside the function"
-    return _why_not_in_torch(value) if "torch" in sys.modules else None
+    in_torch = _why_not_in_torch(value) if "torch" in sys.modules else None
+    return in_torch or (_why_not_in_tensorflow(value) if "tensorflow" in sys.modules else None)
 
 
 def _is_open_file(value: Any) -> bool:
@@ -264,6 +288,16 @@ def _why_not_in_torch(value: Any) -> str | None:
         return "it connects this process with others; launch gives each rank its own process group"
     if isinstance(value, torch.cuda.Stream | torch.cuda.Event):
         return f"it belongs to a GPU of this process; {_CREATE_IN_RANK}"
+    return None
+
+
+def _why_not_in_tensorflow(value: Any) -> str | None:
+    tf: Any = sys.modules["tensorflow"]
+    distribute, data = getattr(tf, "distribute", None), getattr(tf, "data", None)  # absent while it is being imported
+    if distribute is not None and isinstance(value, (distribute.Strategy, distribute.coordinator.ClusterCoordinator)):
+        return f"it belongs to the devices of this process; {_CREATE_IN_RANK}"
+    if data is not None and isinstance(value, data.Dataset | data.Iterator):
+        return f"it belongs to the graph of this process; {_CREATE_IN_RANK}, or send the arrays that it is made of"
     return None
 
 

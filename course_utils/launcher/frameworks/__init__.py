@@ -82,6 +82,12 @@ def _horovod_waits(file: str, names: str) -> dict[tuple[str, str], str]:
 
 
 _WATCHING = "course_utils.launcher.watching"
+_FOR_TENSORFLOW = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # what it says at its start and end; exceptions carry their own text
+    "GRPC_VERBOSITY": "NONE",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # it reorders sums, and says so in every process
+}
 _IN_C = "moves its tensors in compiled code, where no message can be seen or held back"
 KNOWN = {
     framework.name: framework
@@ -101,12 +107,7 @@ KNOWN = {
             how_to_get="framework='tensorflow' needs TensorFlow, which this Python does not have: "
             "pip install tensorflow tf-keras",
             opaque=f"TensorFlow {_IN_C}",
-            environment={
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "GRPC_VERBOSITY": "NONE",
-                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-                "TF_ENABLE_ONEDNN_OPTS": "0",  # it reorders sums, and says so in every process
-            },
+            environment=_FOR_TENSORFLOW,
             waits={
                 ("eager/context.py", "ensure_initialized"): "the start of the other tasks in TF_CONFIG",
                 ("training/server_lib.py", "join"): "Server.join, as servers do",
@@ -124,6 +125,7 @@ KNOWN = {
             how_to_get="framework='horovod' needs Horovod, which is not built here: "
             "run python -m course_utils.horovod_build once (some minutes)",
             opaque=f"Horovod {_IN_C}; HOROVOD_TIMELINE records its operations",
+            environment=_FOR_TENSORFLOW,
             waits={
                 ("horovod/torch/optimizer.py", "synchronize"): "DistributedOptimizer.synchronize",
                 ("horovod/common/basics.py", "init"): "hvd.init, for the other ranks",

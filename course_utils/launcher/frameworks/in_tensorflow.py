@@ -7,7 +7,9 @@ import functools
 import logging
 import os
 import sys
+import tempfile
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +31,7 @@ def _nothing_printed() -> Iterator[None]:
 
 with _nothing_printed():
     import tensorflow as tf
+    from tensorflow.python.autograph.pyct import loader
     from tensorflow.python.eager import context
     from tensorflow.python.ops import collective_ops
 
@@ -45,6 +48,8 @@ class Inside(base.Inside):
 
     def install(self) -> None:
         tf.get_logger().setLevel(logging.ERROR)
+        here = functools.partial(tempfile.NamedTemporaryFile, dir=self.task["folder_of_run"])
+        loader.tempfile = types.SimpleNamespace(NamedTemporaryFile=here)  # AutoGraph's files go with the run
         context.Context.call_function = self._watched_function(context.Context.call_function)
         for name in dir(collective_ops):
             for collective in _COLLECTIVES:
