@@ -2,13 +2,14 @@
 
 torch.distributed's Python functions end in methods of ProcessGroup and in Work.wait. Those are wrapped here, so that
 every collective and every message leaves a mark, whoever starts the process group. DDP's reducer calls the group from
-C++ and does not pass through them: its progress shows in the group's sequence number, and a traced run (`trace=True`)
-gives it a process group written in Python, through which it has to go.
+C++ and does not pass through them: its progress shows in the group's sequence number, and a traced run (`trace=True`),
+or one over an emulated link, gives it a process group written in Python, through which it has to go.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 import weakref
@@ -80,7 +81,7 @@ class Watch:
             if hasattr(dist.ProcessGroup, method):  # names differ between torch versions
                 setattr(dist.ProcessGroup, method, self.watched(method, getattr(dist.ProcessGroup, method)))
         dist.Work.wait = self.watched_wait(dist.Work.wait)
-        if self._trace:
+        if self._trace or self._port:
             dist.Backend.register_backend(TRACED_BACKEND, self._traced_group, devices=["cpu"])
 
     def next_call(self, epoch: float) -> None:
@@ -195,24 +196,86 @@ class Watch:
         gloo._set_sequence_number_for_group()
         group = TracedGroup(rank, size)
         group.inner = dist.ProcessGroup(store, rank, size)
+        group.held_back = HeldBack() if self._port else None
         for either in (group, group.inner):  # C++ asks the outer group, too, for its backend's name and options
             either._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             either._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         return group
 
 
+class HeldBack:
+    """Finishes the collectives of one group when the emulated link lets them, one after the other, for those who do not
+    call `wait` in Python: DDP's reducer waits for the future of the work.
+    """
+
+    def __init__(self) -> None:
+        self._pending: queue.SimpleQueue[DelayedWork] = queue.SimpleQueue()
+        threading.Thread(target=self._finish_each, daemon=True, name="course_utils-held-back").start()
+
+    def until_due(self, work: dist.Work) -> DelayedWork:
+        """Return a work that is done when `work` is, and not before the link allows it."""
+        delayed = DelayedWork(work)
+        self._pending.put(delayed)
+        return delayed
+
+    def _finish_each(self) -> None:
+        while True:
+            self._pending.get().finish()
+
+
+class DelayedWork(dist.Work):
+    """A collective over an emulated link. `work` is the real one, whose `wait` is watched and takes the link's time."""
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+        self._done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+    def finish(self) -> None:
+        """Wait for the real work and the link, then tell all who wait."""
+        try:
+            self._work.wait()
+            self._done.set_result(self.result())
+        except Exception as error:
+            self._done.set_exception(error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._work.wait()  # watched: a report of a hang says what this thread waits in
+        self._done.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self._done.done())
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self._done
+
+    def result(self) -> list[torch.Tensor]:
+        try:
+            value: list[torch.Tensor] = self._work.get_future().value()
+        except RuntimeError:  # gloo has no future for reduce_scatter; its result lies in the caller's tensors
+            return []
+        return value
+
+
 class TracedGroup(dist.ProcessGroup):
     """Passes every operation on to `inner`, whose methods are watched."""
 
     inner: dist.ProcessGroup
+    held_back: HeldBack | None = None  # over an emulated link: what finishes collectives late
 
     def getBackendName(self) -> str:
         return "gloo"
 
 
 def _passed_on(method: str) -> Callable[..., Any]:
+    is_message = _METHODS[method][0] in ("send", "recv")
+
     def operation(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner, method)(*args, **kwargs)
+        work = getattr(self.inner, method)(*args, **kwargs)
+        if self.held_back is None or is_message or not isinstance(work, dist.Work):
+            return work
+        return self.held_back.until_due(work)
 
     return operation
 

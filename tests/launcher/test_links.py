@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import Link, launch
-from course_utils.errors import BadRequest
+from course_utils.errors import BadRequest, WorkerTimeout
 
 
 def ping_pong(elements: int) -> float:
@@ -85,6 +85,35 @@ def test_a_collective_costs_a_ring_from_the_moment_the_last_rank_joins() -> None
     assert expected == pytest.approx(4 * (0.005 + 4e5 / 1e8))
     assert expected <= seconds[1] < expected + 0.5
     assert expected + 0.05 <= seconds[0]
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_collective_that_compiled_code_starts_takes_its_time_too(trace: bool) -> None:
+    def step() -> tuple[float, float]:
+        model = torch.nn.Linear(1000, 1000, bias=False)
+        torch.nn.init.constant_(model.weight, 1e-3)
+        replica = torch.nn.parallel.DistributedDataParallel(model)
+        data = torch.full((1, 1000), float(dist.get_rank()))
+        start = time.monotonic()
+        replica(data).sum().backward()
+        assert model.weight.grad is not None
+        return time.monotonic() - start, model.weight.grad[0, 0].item()
+
+    link = Link(latency=0.01, bandwidth=2e7)
+    expected = link.seconds_of("all_reduce", 4_000_000, 2)
+    for seconds, gradient in launch(step, link=link, trace=trace).results:
+        assert expected <= seconds < expected + 0.5
+        assert gradient == pytest.approx(0.5)
+
+
+def test_a_rank_that_waits_for_an_emulated_collective_is_said_to() -> None:
+    def skips() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(WorkerTimeout) as caught:
+        launch(skips, link=Link(latency=1e-3, bandwidth=1e9), timeout=1.0)
+    assert [state.collective for state in caught.value.states] == ["all_reduce", None]
 
 
 def test_values_and_counts_are_those_of_the_run_without_a_link() -> None:

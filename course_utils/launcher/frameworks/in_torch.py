@@ -63,9 +63,10 @@ class Inside(base.Inside):
             from ..relayed import BACKEND
 
             backend = used = BACKEND
-        elif task["trace"]:
+        elif task["trace"] or task["link"]:
             if "nccl" in backend:
-                notes.append("gloo instead of NCCL: a traced run counts messages on the CPU")
+                why = "a traced run counts messages" if task["trace"] else "an emulated link holds messages back"
+                notes.append(f"gloo instead of NCCL: {why} on the CPU")
             backend, used = TRACED_BACKEND, "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=task["group_timeout"]))
         if backend != used:  # what learners' code asks the group for is what carries its messages
