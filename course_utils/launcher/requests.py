@@ -28,7 +28,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class Request:
     """Ranks that can be started: every option has been looked at.
 
-    `tasks` names each rank's role, `notes` says what was degraded, and a `silent` run shows nothing.
+    `tasks` names each rank's role, `notes` says what was degraded, a `silent` run shows nothing, a `judged` one returns
+    plain data, and messages of a `relayed` one pass through this process.
     """
 
     framework: Framework
@@ -44,6 +45,7 @@ class Request:
     environment: dict[str, str]
     state: bool = False
     judged: bool = False
+    relayed: bool = False
     silent: bool = False
 
     @property
@@ -114,9 +116,12 @@ def understand(
     )
 
 
-def judged(request: Request) -> Request:
-    """The same ranks for an answer that counts: this process carries their messages, and shows nothing."""
-    return dataclasses.replace(request, judged=True, silent=True)
+def judged(request: Request, relayed: bool) -> Request:
+    """The same ranks for an answer that counts: results come back as plain data, and nothing is shown.
+
+    `relayed`: this process carries their messages. Otherwise they have all of gloo, traced.
+    """
+    return dataclasses.replace(request, judged=True, relayed=relayed, trace=not relayed, silent=True)
 
 
 def _check_nprocs(nprocs: Any, roles: Any) -> int:

@@ -145,18 +145,19 @@ def launch_judged(
     timeout: float,
     init: bool = True,
     env: Mapping[str, str] | None = None,
+    relayed: bool = True,
 ) -> Run:
-    """Like `launch`, for answers that count: this process takes nothing from the ranks on trust.
+    """Like `launch`, for answers that count: results come back as plain data (see `plain`), never pickled, and nothing
+    is shown.
 
-    Results come back as plain data (see `plain`), never pickled. Messages pass through this process, which counts them:
-    `Run.trace` holds what really went from rank to rank. Ranks have send, recv, isend, irecv and barrier; other
-    collectives refuse. Nothing is shown.
+    With `relayed`, messages pass through this process, which counts them: `Run.trace` holds what really went from rank
+    to rank. Ranks have send, recv, isend, irecv and barrier; other collectives refuse. Without it, for answers that may
+    use every collective, ranks have gloo, and `Run.trace` is what they noted themselves.
 
     Raises what `launch` raises.
     """
-    request = judged(
-        understand(nprocs=nprocs, backend="gloo", timeout=timeout, init=init, env=env, call=(fn, args, {}))
-    )
+    options = understand(nprocs=nprocs, backend="gloo", timeout=timeout, init=init, env=env, call=(fn, args, {}))
+    request = judged(options, relayed)
     return _carry_out(request, fn, args, {})
 
 

@@ -176,7 +176,7 @@ class Session:
             self._notes.append(f"times on the wire are emulated: {request.link}")
         self._selector = selectors.DefaultSelector()
         self._resources.callback(self._selector.close)
-        if request.judged:
+        if request.relayed:
             self._relay = Relay(str(self._folder / "relay"), request.nprocs, self._selector)
             self._resources.callback(self._relay.close)
         variables = self._resources.enter_context(request.framework.host(request.tasks))
@@ -246,6 +246,7 @@ class Session:
             "link": dataclasses.asdict(request.link) if request.link else None,
             "folder_of_run": str(self._folder),
             "judged": request.judged,
+            "relayed": request.relayed,
             "stack_file": str(self._folder / f"stack-{rank}.txt"),
         }
 

@@ -194,3 +194,18 @@ def test_a_barrier_is_recorded() -> None:
     run = launch_judged(dist.barrier, nprocs=2, timeout=10)
     assert run.trace is not None
     assert [[event.op for event in rank.events] for rank in run.trace] == [["barrier"], ["barrier"]]
+
+
+def test_without_the_relay_ranks_have_every_collective_and_results_are_still_plain_data() -> None:
+    def worker() -> float:
+        value = torch.ones(3)
+        dist.all_reduce(value)
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+        return float(value.sum())
+
+    run = launch_judged(worker, nprocs=2, timeout=30, relayed=False)
+    assert run.results == [6.0, 6.0]
+    assert run.trace is not None
+    assert [event.op for event in run.trace[0].events].count("all_reduce") >= 2
+    with pytest.raises(WorkerFailed, match="cannot be sent back"):
+        launch_judged(object, nprocs=1, timeout=30, relayed=False)

@@ -24,7 +24,7 @@ class Inside(base.Inside):
 
     def install(self) -> None:
         self._watch.install()
-        if self.task["judged"]:
+        if self.task["relayed"]:
             from ..relayed import register
 
             register(self._watch, f"{self.task['folder_of_run']}/relay")
@@ -59,7 +59,7 @@ class Inside(base.Inside):
         if "nccl" in backend:
             torch.cuda.set_device(task["rank"])
         used = backend
-        if task["judged"]:
+        if task["relayed"]:
             from ..relayed import BACKEND
 
             backend = used = BACKEND
