@@ -200,7 +200,8 @@ def test_without_the_relay_ranks_have_every_collective_and_results_are_still_pla
     def worker() -> float:
         value = torch.ones(3)
         dist.all_reduce(value)
-        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+        replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        replica(torch.ones(1, 2)).sum().backward()
         return float(value.sum())
 
     run = launch_judged(worker, nprocs=2, timeout=30, relayed=False)
