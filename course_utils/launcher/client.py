@@ -126,7 +126,10 @@ def _home() -> str:
     """The folder of everything that this process's servers and runs keep on disk."""
     folder = _homes.get(os.getpid())
     if folder is None or not os.path.isdir(folder):
-        folder = _homes[os.getpid()] = tempfile.mkdtemp(prefix="course_utils-")
+        try:
+            folder = _homes[os.getpid()] = tempfile.mkdtemp(prefix="course_utils-")
+        except OSError as error:
+            raise LaunchError(f"a launch needs a temporary folder that can be written to: {error}") from None
     return folder
 
 

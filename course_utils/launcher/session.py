@@ -100,10 +100,14 @@ class Session:
         self._ranks: list[_RankLink] = []
         self._leash: socket.socket | None = None
         self._relay: Relay | None = None
+        self._payload: Path | None = None
         self._resources = contextlib.ExitStack()
         self._is_open = False
         try:
             self._open()
+        except OSError as error:  # no descriptors left, a full disk
+            self.close()
+            raise LaunchError(f"the ranks could not be started: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -256,7 +260,11 @@ class Session:
         folder = Path(self._server.run_folder())
         self._logs = Logs(str(folder), request.nprocs)
         self._payload = folder / "payload"
-        self._payload.write_bytes(payload)
+        try:
+            self._payload.write_bytes(payload)
+        except OSError as error:
+            size = f"{len(payload) / 1e6:,.1f} MB"
+            raise LaunchError(f"the function and what it refers to ({size}) could not be written: {error}") from None
         self._console = Console(request.nprocs, silent=request.silent)
         for note in self._notes:
             self._console.note(note)
@@ -480,7 +488,8 @@ class Session:
                 link.lane = None
         if self._console is not None:
             self._console.close()
-        self._payload.unlink(missing_ok=True)
+        if self._payload is not None:
+            self._payload.unlink(missing_ok=True)
 
     def _outcome(self) -> Outcome:
         assert self._console is not None
