@@ -41,9 +41,24 @@ class Cell:
     done: bool = False
 
     @property
-    def text(self) -> str:
+    def streams(self) -> str:
         """All stream output so far."""
         return "".join(message.content["text"] for message in self.messages if message.kind == "stream")
+
+    @property
+    def displays(self) -> dict[str, list[dict[str, str]]]:
+        """The states of each display that has an id, in the order they came: forms by MIME type."""
+        states: dict[str, list[dict[str, str]]] = {}
+        for message in self.messages:
+            identity = message.content.get("transient", {}).get("display_id")
+            if identity is not None and message.kind in ("display_data", "update_display_data"):
+                states.setdefault(identity, []).append(message.content["data"])
+        return states
+
+    @property
+    def text(self) -> str:
+        """What can be read in the cell now: its streams, then the text form of each display's present state."""
+        return self.streams + "".join(f"{states[-1]['text/plain']}\n" for states in self.displays.values())
 
     @property
     def result(self) -> str | None:

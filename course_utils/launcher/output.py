@@ -1,12 +1,14 @@
-"""What ranks print: whole in a log file a rank, live and capped in the cell.
+"""What ranks print: whole in a log file a rank, live and bounded in the cell.
 
-Under COURSE_PLAIN=1 nothing is shown before the run has ended; then the same lines come ordered by rank, so that a
-notebook executed twice shows the same text.
+A notebook gets one display (see `lanes`); terminals and captured streams get lines. Under COURSE_PLAIN=1 nothing is
+shown before the run has ended; then the same lines come ordered by rank, so that a notebook executed twice shows the
+same text.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import shutil
 import sys
@@ -14,6 +16,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
+
+from .lanes import Lanes, in_a_notebook
 
 MAX_LINES = 200
 MAX_CHARACTERS = 20_000
@@ -54,35 +58,46 @@ class Lane:
     def __init__(self, rank: int, log: Path) -> None:
         self.rank = rank
         self._log = log.open("wb")
+        self._log_is_whole = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._line = ""
         self._line_length = 0
-        self._lines = 0
-        self._characters = 0
+
+    @property
+    def partial(self) -> str:
+        """What was begun and is no whole line yet; of a progress bar, its present state."""
+        return self._shown()
 
     def feed(self, data: bytes) -> list[str]:
-        """Keep `data` in the log; return the lines to show that it completes."""
-        self._log.write(data)
-        self._log.flush()
-        return self._complete(self._decoder.decode(data))
+        """Keep `data` in the log; return the lines that it completes."""
+        lines = self._complete(self._decoder.decode(data))
+        try:
+            self._log.write(data)
+            self._log.flush()
+        except OSError as error:  # a full disk must not end a run
+            if self._log_is_whole:
+                self._log_is_whole = False
+                lines.append(f"... (run.logs[{self.rank}] ends here: {error})")
+        return lines
 
     def close(self) -> list[str]:
         """Return what was begun but never ended with a newline, and close the log."""
         lines = self._complete(self._decoder.decode(b"", final=True))
         if self._line:
             lines += self._complete("\n")
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
         return lines
 
     def _complete(self, text: str) -> list[str]:
-        shown = []
+        lines = []
         *complete, rest = text.split("\n")
         for part in complete:
             self._extend(part)
-            shown += self._cap()
+            lines.append(self._shown())
             self._line, self._line_length = "", 0
         self._extend(rest)
-        return shown
+        return lines
 
     def _extend(self, part: str) -> None:
         # "\r" starts the line again: a progress bar shows its last state. The line kept is bounded, the log is whole.
@@ -92,32 +107,34 @@ class Lane:
         self._line_length = len(text) - start if start else self._line_length + len(part)
         self._line = text[start : start + MAX_LINE + 1]
 
-    def _cap(self) -> list[str]:
-        if self._lines > MAX_LINES or self._characters > MAX_CHARACTERS:
-            return []
+    def _shown(self) -> str:
         line = self._line.rstrip("\r")
         if self._line_length > MAX_LINE + 1:
             line = f"{line[:MAX_LINE]} ... ({self._line_length} characters; the whole line is in run.logs[{self.rank}])"
-        self._lines += 1
-        self._characters += len(line)
-        if self._lines > MAX_LINES or self._characters > MAX_CHARACTERS:
-            return [f"... (not shown from here on; run.logs[{self.rank}] has everything)"]
-        return [line]
+        return line
 
 
 class Console:
-    """Shows lines with the rank they come from: at once, or under COURSE_PLAIN=1 at the end, ordered by rank."""
+    """Shows lines with the rank they come from: in a notebook as one display, elsewhere as lines at once, and under
+    COURSE_PLAIN=1 as lines at the end, ordered by rank.
+    """
 
     def __init__(self, nprocs: int, silent: bool = False) -> None:
         self._silent = silent
         self._plain = os.environ.get("COURSE_PLAIN") == "1"
         self._kept: list[list[str]] = [[] for _ in range(nprocs)]
+        self._room = [_Room() for _ in range(nprocs)]
+        self._lanes = Lanes(nprocs) if not silent and not self._plain and in_a_notebook() else None
         self._colour = not self._plain and _shows_colour()
 
-    def show(self, rank: int, lines: Sequence[str]) -> None:
-        """Show the lines that rank printed."""
+    def show(self, rank: int, lines: Sequence[str], partial: str = "") -> None:
+        """Show the lines that a rank printed; `partial` is what it has begun."""
         if self._silent:
             return
+        if self._lanes is not None:
+            self._lanes.show(rank, lines, partial)
+            return
+        lines = self._room[rank].take(rank, lines)
         if self._plain:
             self._kept[rank] += lines
         elif lines:
@@ -128,13 +145,53 @@ class Console:
 
     def note(self, text: str) -> None:
         """Show a note about the whole run."""
-        if not self._silent:
+        if self._lanes is not None:
+            self._lanes.note(text)
+        elif not self._silent:
             _write(f"Note: {text}\n")
+
+    def due_in(self) -> float | None:
+        """Seconds until `refresh` has something to do, or None."""
+        return self._lanes.due_in() if self._lanes is not None else None
+
+    def refresh(self) -> None:
+        """Bring the notebook's display up to date, unless that has just been done."""
+        if self.due_in() == 0.0:
+            self._publish()
 
     def close(self) -> None:
         """Show what was kept back."""
+        self._publish()
         kept, self._kept = self._kept, []
         _write("".join(f"[rank {rank}] {line}\n" for rank, lines in enumerate(kept) for line in lines))
+
+    def _publish(self) -> None:
+        if self._lanes is None:
+            return
+        try:
+            self._lanes.refresh()
+        except Exception as error:  # a display must never break a run: from here on, lines
+            lanes, self._lanes = self._lanes, None
+            _write(f"Note: the notebook cannot show lanes ({type(error).__name__}: {error})\n{lanes.text()}\n")
+
+
+class _Room:
+    """What may still be written of one rank where each line is written once."""
+
+    def __init__(self) -> None:
+        self._lines = MAX_LINES
+        self._characters = MAX_CHARACTERS
+
+    def take(self, rank: int, lines: Sequence[str]) -> list[str]:
+        taken = []
+        for line in lines:
+            if self._lines < 0 or self._characters < 0:
+                break
+            self._lines -= 1
+            self._characters -= len(line)
+            is_full = self._lines < 0 or self._characters < 0
+            taken.append(f"... (not shown from here on; run.logs[{rank}] has everything)" if is_full else line)
+        return taken
 
 
 def reprint(rank: int, log: str) -> None:

@@ -40,7 +40,10 @@ class Run:
 
         Raises IndexError for a rank that the run did not have.
         """
-        for which in range(len(self.logs)) if rank is None else (range(len(self.logs))[rank],):
+        count = len(self.logs)
+        if rank is not None and rank not in range(count):
+            raise IndexError(f"there is no rank {rank}: the run had ranks 0 to {count - 1}")
+        for which in range(count) if rank is None else (rank,):
             reprint(which, self.logs[which])
 
     def __repr__(self) -> str:

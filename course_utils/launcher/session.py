@@ -303,8 +303,11 @@ class Session:
         return [link for link, task in zip(self._ranks, tasks, strict=True) if task.role == "chief"]
 
     def _wait(self, seconds: float) -> None:
-        for key, ready in self._selector.select(max(0.0, seconds)):
+        due = self._console.due_in() if self._console is not None else None
+        for key, ready in self._selector.select(max(0.0, seconds if due is None else min(seconds, due))):
             key.data(ready)
+        if self._console is not None:
+            self._console.refresh()
 
     def _on_output(self, link: _RankLink, ready: int) -> None:
         try:
@@ -316,7 +319,8 @@ class Session:
             return
         self._last_progress = time.monotonic()
         if link.lane is not None and self._console is not None:
-            self._console.show(link.rank, link.lane.feed(data))
+            lines = link.lane.feed(data)
+            self._console.show(link.rank, lines, link.lane.partial)
 
     def _on_control(self, link: _RankLink, ready: int) -> None:
         if ready & selectors.EVENT_WRITE:

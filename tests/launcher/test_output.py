@@ -334,6 +334,15 @@ def test_output_outside_a_notebook_has_no_colours() -> None:
 
 # ---- L29: the output reaches the cell that launched the ranks, while they run
 
+PRINTS = """
+import os, time
+from course_utils import launch
+def worker():
+    print("rank", os.environ["RANK"], end=" ")
+    time.sleep(0.3)
+    print("was here")
+_ = launch(worker, nprocs=3)
+"""
 # The rank prints and then waits for somebody who has seen the line.
 CELL_THAT_WAITS = """
 import os, time
@@ -370,18 +379,139 @@ def test_L29_a_line_reaches_the_front_end_while_its_rank_still_runs(
     ]
 
 
-def test_L29_prefixes_are_coloured_by_rank_in_a_notebook(kernel: Kernel) -> None:
-    cell = kernel.run("from course_utils import launch\nrun = launch(print, 'hi', framework='python')")
-    colours = dict(re.findall(r"(\x1b\[\d+m)\[rank (\d)\]\x1b\[0m hi\n", cell.text))
-    assert len(colours) == 2
-
-
-def test_L29_all_output_comes_as_plain_text_of_the_cell(kernel: Kernel) -> None:
+def test_L29_a_launch_is_one_display_of_two_forms(kernel: Kernel) -> None:
     cell = kernel.run("from course_utils import launch\nlaunch(lambda: print('hi'), framework='python')")
-    assert {message.kind for message in cell.messages} <= {"status", "execute_input", "stream", "execute_result"}
-    assert {m.content["name"] for m in cell.messages if m.kind == "stream"} == {"stdout"}
+    assert {message.kind for message in cell.messages} <= {
+        *("status", "execute_input", "display_data", "update_display_data", "execute_result")
+    }
+    (states,) = cell.displays.values()
+    assert set(states[-1]) == {"text/html", "text/plain"}
+    assert states[-1]["text/plain"] == "[rank 0] hi\n[rank 1] hi"
+    assert re.findall(r">rank (\d)</div><pre[^>]*>hi</pre>", states[-1]["text/html"]) == ["0", "1"]
     assert cell.result is not None
     assert cell.result.startswith("<Run of 2 ranks")
+
+
+def test_L29_lanes_have_the_colours_of_their_ranks(kernel: Kernel) -> None:
+    cell = kernel.run("from course_utils import launch\nrun = launch(print, 'hi', framework='python')")
+    (states,) = cell.displays.values()
+    assert len(set(re.findall(r"border-left:3px solid (#\w+)", states[-1]["text/html"]))) == 2
+
+
+def test_L29_what_is_printed_cannot_become_html(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "from course_utils import launch\nrun = launch(print, '<b>&amp;</b><script>', framework='python')"
+    )
+    (states,) = cell.displays.values()
+    assert "&lt;b&gt;&amp;amp;&lt;/b&gt;&lt;script&gt;" in states[-1]["text/html"]
+    assert "<script" not in states[-1]["text/html"]
+    assert "[rank 0] <b>&amp;</b><script>" in states[-1]["text/plain"]
+
+
+def test_L29_nothing_is_displayed_where_nothing_is_printed(kernel: Kernel) -> None:
+    cell = kernel.run("from course_utils import launch\nrun = launch(int, framework='python')")
+    assert not cell.displays
+    assert cell.streams == ""
+
+
+def test_L29_a_flood_leaves_a_small_notebook_and_few_updates(kernel: Kernel) -> None:
+    cell = kernel.run("""
+import os, time
+from course_utils import launch
+def worker():
+    for number in range(12_500):
+        print("line", number, "of rank", os.environ["RANK"])
+start = time.monotonic()
+run = launch(worker, nprocs=8, framework="python")
+took = time.monotonic() - start
+""")
+    (states,) = cell.displays.values()
+    assert sum(len(form) for form in states[-1].values()) < 60_000
+    took = float(kernel.value("took"))
+    assert len(states) <= took / 0.1 + 3
+    for rank in range(8):
+        lane = [line for line in states[-1]["text/plain"].splitlines() if line.startswith(f"[rank {rank}]")]
+        assert lane[0].endswith(f"line 0 of rank {rank}")
+        assert lane[-1].endswith(f"line 12499 of rank {rank}")
+        (gap,) = [line for line in lane if "left out" in line]
+        assert f"run.show(rank={rank})" in gap
+        assert len(lane) - 1 + int(re.findall(r"\(([\d,]+) lines", gap)[0].replace(",", "")) == 12_500
+    assert kernel.value("run.logs[7].count(chr(10))") == "12500"
+
+
+def test_L29_a_progress_bar_moves_in_its_place(kernel: Kernel, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    cell = kernel.begin(f"""
+import time
+from pathlib import Path
+from course_utils import launch
+def worker():
+    print("before")
+    print("10%|#", end="")
+    print("\\r50%|#####", end="")
+    while not Path({str(seen)!r}).exists():
+        time.sleep(0.01)
+    print("\\r100%|##########")
+run = launch(worker, nprocs=1, framework="python")
+""")
+    kernel.wait_for(cell, lambda cell: "50%" in cell.text)
+    assert cell.text == "[rank 0] before\n[rank 0] 50%|#####\n"
+    seen.touch()
+    kernel.finish(cell)
+    assert cell.text == "[rank 0] before\n[rank 0] 100%|##########\n"
+
+
+def test_L29_a_failure_and_an_interrupt_leave_the_last_state(kernel: Kernel) -> None:
+    cell = kernel.run("""
+from course_utils import launch
+def worker():
+    print("last words")
+    raise ValueError("boom")
+launch(worker, nprocs=1, framework="python")
+""")
+    assert cell.error == "WorkerFailed"
+    assert cell.text == "[rank 0] last words\n"
+    cell = kernel.begin("""
+import time
+def worker():
+    print("asleep")
+    time.sleep(600)
+launch(worker, nprocs=1, framework="python")
+""")
+    kernel.wait_for(cell, lambda cell: "asleep" in cell.text)
+    kernel.interrupt()
+    kernel.finish(cell)
+    assert cell.error == "KeyboardInterrupt"
+    assert re.search(r"interrupted, while .*\n  rank .*\n  0 +running +cell \d+, line 4 +time.sleep\(600\)", cell.text)
+    assert "[rank 0] asleep" in cell.text
+
+
+def test_L29_a_notebook_that_cannot_display_gets_lines(kernel: Kernel) -> None:
+    cell = kernel.run("""
+import IPython.display
+from course_utils import launch
+kept = IPython.display.display
+def fails(*_, **__): raise OSError("no front end")
+IPython.display.display = fails
+try:
+    run = launch(print, "hi", framework="python")
+finally:
+    IPython.display.display = kept
+""")
+    assert cell.error is None, cell.error_text
+    assert "no front end" in cell.streams
+    assert {"[rank 0] hi", "[rank 1] hi"} <= set(strip_colours(cell.streams).splitlines())
+
+
+def test_show_prints_the_whole_log_of_one_rank_or_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    _, run = shown_by(lambda: print(f"a\n{os.environ['RANK']}"))
+    run.show(rank=1)
+    assert capsys.readouterr().out == "[rank 1] a\n[rank 1] 1\n"
+    run.show()
+    assert capsys.readouterr().out == "[rank 0] a\n[rank 0] 0\n[rank 1] a\n[rank 1] 1\n"
+    for wrong in (2, -1):
+        with pytest.raises(IndexError, match=rf"rank {wrong}.* ranks 0 to 1"):
+            run.show(rank=wrong)
 
 
 def test_L29_under_course_plain_a_cell_shows_the_same_text_each_time(kernel: Kernel) -> None:
@@ -411,7 +541,8 @@ def notebook_of(*cells: str) -> Any:
 
 
 def text_of(cell: Any) -> str:
-    return strip_colours("".join(output["text"] for output in cell.outputs if output.output_type == "stream"))
+    forms = [output["text"] if output.output_type == "stream" else output.data["text/plain"] for output in cell.outputs]
+    return "\n".join(forms)
 
 
 def test_L29_under_nbclient(tmp_path: Path) -> None:
@@ -428,7 +559,8 @@ def test_L29_under_nbclient(tmp_path: Path) -> None:
 
     book = notebook_of(CELL_THAT_WAITS.format(seen=str(seen), framework="torch"), "print(len(run.results))")
     Watching(book, kernel_name="python3", timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert text_of(book.cells[0]).count("last line") == 2
+    (output,) = book.cells[0].outputs
+    assert output.data["text/plain"].count("last line") == 2
     assert text_of(book.cells[1]) == "2\n"
 
 
@@ -436,28 +568,15 @@ def test_L29_under_papermill(tmp_path: Path) -> None:
     papermill = pytest.importorskip("papermill")
     import nbformat
 
-    seen = tmp_path / "seen"
-
-    class Watching(io.StringIO):
-        def write(self, text: str) -> int:
-            written = super().write(text)
-            if self.getvalue().count("first line") == 2:
-                seen.touch()
-            return written
-
     source = tmp_path / "in.ipynb"
-    nbformat.write(notebook_of(CELL_THAT_WAITS.format(seen=str(seen), framework="torch")), source)
+    nbformat.write(notebook_of(PRINTS), source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # papermill's own
         done = papermill.execute_notebook(
-            str(source),
-            str(tmp_path / "out.ipynb"),
-            kernel_name="python3",
-            progress_bar=False,
-            stdout_file=Watching(),
-            cwd=str(tmp_path),
+            str(source), str(tmp_path / "out.ipynb"), kernel_name="python3", progress_bar=False, cwd=str(tmp_path)
         )
-    assert text_of(done.cells[-1]).count("last line") == 2
+    (output,) = done.cells[-1].outputs  # the last state of the one display, once
+    assert output.data["text/plain"] == "".join(f"[rank {rank}] rank {rank} was here\n" for rank in range(3)).rstrip()
 
 
 def test_L29_two_launches_at_once_reach_the_cell_that_started_them(kernel: Kernel) -> None:
@@ -488,6 +607,7 @@ def test_L29_output_captured_by_the_cell_is_the_cells(kernel: Kernel) -> None:
         "%%capture kept\nfrom course_utils import launch\nrun = launch(lambda: print('hi'), nprocs=1, framework='python')"
     )
     assert cell.text == ""
+    assert not cell.displays
     assert "[rank 0]" in strip_colours(kernel.run("print(kept.stdout)").text)
 
 
