@@ -13,6 +13,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 LAB := $(VENV)/.lab-ready
 DEV := $(VENV)/.dev-ready
+HOROVOD := $(VENV)/.horovod-ready
 PLATFORMS := .venv-platforms
 PLATFORMS_READY := $(PLATFORMS)/.ready
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -36,7 +37,7 @@ lab: $(LAB) ## Open lesson 00 in JupyterLab
 	@echo "JupyterLab opens notebooks/00_start_here.ipynb; Ctrl-C twice ends it."
 	@$(RUN) -m jupyterlab $(LAB_OPTIONS) $(ARGS)
 
-test: check $(PLATFORMS_READY) ## Check the sources, run the tests and every solved lesson, here and on the platforms' old Jupyter
+test: check $(PLATFORMS_READY) $(HOROVOD) ## Check the sources, run the tests and every solved lesson, here and on the platforms' old Jupyter
 	@echo "Tests of the package and the repository, and every solved lesson under nbval:"
 	@$(RUN) -m pytest $(ARGS)
 	@echo "The launcher, on the Jupyter that Kaggle and Colab carry:"
@@ -84,7 +85,7 @@ define set_up
 	  echo "'$(PYTHON)' lacks its venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@if [ -e $(VENV)/.unfinished ]; then echo "The last set-up was cut short: starting afresh."; rm -rf $(VENV); fi
 	@echo "Setting up $(VENV) for $(1) (once; a few minutes)."
-	@rm -f $(LAB) $(DEV) && mkdir -p $(VENV) && touch $(VENV)/.unfinished
+	@rm -f $(LAB) $(DEV) $(HOROVOD) && mkdir -p $(VENV) && touch $(VENV)/.unfinished
 	@[ -x $(RUN) ] || $(PYTHON) -m venv $(VENV)
 	@$(RUN) $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(RUN) $(PIP) -qq editables hatchling
@@ -97,9 +98,15 @@ $(LAB): constraints.txt pyproject.toml
 	$(call set_up,lab,$(LAB))
 
 $(DEV): constraints.txt pyproject.toml
-	$(call set_up,lab$(comma)dev,$(LAB) $(DEV))
+	$(call set_up,lab$(comma)dev$(comma)tensorflow,$(LAB) $(DEV))
 
 comma := ,
+
+# One wheel for each set of versions is kept in the user's cache, so this takes minutes the first time and seconds after.
+$(HOROVOD): course_utils/horovod_build/recipe.py | $(DEV)
+	@echo "Bringing Horovod (built once for these versions of torch and TensorFlow):"
+	@if $(RUN) -m course_utils.horovod_build; then touch $@; \
+	  elif [ "$$REQUIRE_ALL" = 1 ]; then exit 1; else echo "The tests that need Horovod will be skipped."; fi
 
 site_packages := import sysconfig; print(sysconfig.get_path('purelib'))
 
