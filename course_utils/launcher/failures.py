@@ -27,6 +27,7 @@ _PACKAGE = str(Path(__file__).parent.parent)
 _RANK = str(Path(__file__).with_name("rank.py"))
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+_AUTOGRAPH = "__autograph_generated_file"  # what TensorFlow makes of a function; its errors name the learner's lines
 _LAST_LINES = 12
 DEATH_SECONDS = 1.0  # by so much may an exception that a death caused come before the news of the death
 
@@ -319,7 +320,7 @@ def is_library(file: str) -> bool:
         return True
     if file.startswith("<"):  # made by exec: dataclasses, named tuples, torch.fx
         return not file.startswith(("<ipython-input-", "<stdin>"))
-    return bool(_INSTALLED.search(file))
+    return bool(_INSTALLED.search(file)) or os.path.basename(file).startswith(_AUTOGRAPH)
 
 
 def _source(file: str, line: int) -> str:

@@ -50,7 +50,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: launch(3), "launch needs a function to run, and got 3"),
     "the function's result": (lambda: launch(nothing()), "needs a function to run, and got None"),
     "an async function": (lambda: launch(asynchronous), "asyncio.run"),
-    "an unknown framework": (lambda: launch(nothing, framework="jax"), "'jax' is unknown; known are torch, tensorflow, horovod, python"),
+    "an unknown framework": (
+        lambda: launch(nothing, framework="jax"),
+        "'jax' is unknown; known are torch, tensorflow, horovod, python",
+    ),
     "a misspelt framework": (lambda: launch(nothing, framework="Torch"), "did you mean 'torch'"),
     "roles without TensorFlow": (lambda: launch(nothing, roles={"chief": 1}), "it needs framework='tensorflow'"),
     "an unknown backend": (lambda: launch(nothing, backend="mpi"), "backend='mpi' is unknown"),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -54,17 +55,21 @@ def meet_by_tf_config(tasks: tuple[Task, ...]) -> Iterator[Variables]:
 def meet_at_a_rendezvous_server(tasks: tuple[Task, ...]) -> Iterator[Variables]:
     """What horovodrun does for its workers, for the ranks of one machine."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousServer
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     size = len(tasks)
     places = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(2):  # horovod.torch and horovod.tensorflow each meet on their own
-            server = RendezvousServer(0)
-            ports.append(server.start())
-            stack.callback(server.stop)
+            server = stack.enter_context(RendezvousHTTPServer(("127.0.0.1", 0), RendezvousHandler, verbose=0))
+            server.daemon_threads = True  # a rank that stands still in its request holds nobody up
             server.init(places)
+            serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+            serving.start()
+            stack.callback(serving.join)
+            stack.callback(server.shutdown)
+            ports.append(server.server_port)
         yield lambda rank: {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",

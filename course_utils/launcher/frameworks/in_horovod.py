@@ -46,7 +46,7 @@ class Inside(base.Inside):
         if _TENSORFLOW in sys.modules:
             self._begin_tensorflow(sys.modules[_TENSORFLOW])
         else:
-            sys.meta_path.insert(0, _OnImport(_TENSORFLOW, self._begin_tensorflow))
+            sys.meta_path[:0] = [_OnImport("tensorflow", _quietly), _OnImport(_TENSORFLOW, self._import_and_begin)]
         return {"backend": "gloo", "notes": []}
 
     def progress(self) -> int:
@@ -57,6 +57,10 @@ class Inside(base.Inside):
 
     def as_plain(self, value: Any) -> Any:
         return self._in_tensorflow.as_plain(value) if self._in_tensorflow else value
+
+    def _import_and_begin(self, execute: Callable[[ModuleType], None], bound: ModuleType) -> None:
+        execute(bound)
+        self._begin_tensorflow(bound)
 
     def _begin_tensorflow(self, bound: ModuleType) -> None:
         from . import in_tensorflow
@@ -87,12 +91,17 @@ class Inside(base.Inside):
         return counted
 
 
-class _OnImport(importlib.abc.MetaPathFinder):
-    """Calls `then(module)` once a module has been imported."""
+def _quietly(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    with base.nothing_printed():
+        execute(module)
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Has one module executed by `how(execute, module)` when it is imported."""
+
+    def __init__(self, name: str, how: Callable[[Callable[[ModuleType], None], ModuleType], None]) -> None:
         self._name = name
-        self._then = then
+        self._how = how
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -102,11 +111,6 @@ class _OnImport(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_then(module: ModuleType) -> None:
-                execute(module)
-                self._then(module)
-
-            spec.loader.exec_module = execute_and_then  # type: ignore[method-assign]
+            how = functools.partial(self._how, spec.loader.exec_module)
+            spec.loader.exec_module = how  # type: ignore[method-assign]
         return spec

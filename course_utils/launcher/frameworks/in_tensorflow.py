@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from . import inside as base
 
-
-@contextlib.contextmanager
-def _nothing_printed() -> Iterator[None]:
-    """Keep what compiled code says at its start, such as that there is no GPU, from the cell."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
-
-
-with _nothing_printed():
+with base.nothing_printed():
     import tensorflow as tf
     from tensorflow.python.autograph.pyct import loader
     from tensorflow.python.eager import context
     from tensorflow.python.ops import collective_ops
 
-_COLLECTIVES = ("all_reduce", "all_gather", "broadcast_send", "broadcast_recv", "all_to_all", "initialize_communicator")
+# The functions and the operations of TensorFlow in which a task waits for others, in learners' words.
+_FUNCTIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "all_to_all": "all_to_all",
+    "broadcast_send": "broadcast",
+    "broadcast_recv": "broadcast",
+    "initialize_communicator": "the start of a group of collectives",
+}
+_OPERATIONS = {
+    "CollectiveReduce": "all_reduce",
+    "CollectiveReduceScatter": "reduce_scatter",
+    "CollectiveGather": "all_gather",
+    "CollectiveAllToAll": "all_to_all",
+    "CollectiveBcastSend": "broadcast",
+    "CollectiveBcastRecv": "broadcast",
+    "HorovodAllreduce": "allreduce",
+    "HorovodGroupedAllreduce": "grouped_allreduce",
+    "HorovodAllgather": "allgather",
+    "HorovodGroupedAllgather": "grouped_allgather",
+    "HorovodBroadcast": "broadcast",
+    "HorovodBroadcastInplace": "broadcast",
+    "HorovodAlltoall": "alltoall",
+    "HorovodReducescatter": "reducescatter",
+    "HorovodGroupedReducescatter": "grouped_reducescatter",
+    "HorovodJoin": "join",
+}
 
 
 class Inside(base.Inside):
@@ -52,9 +62,9 @@ class Inside(base.Inside):
         loader.tempfile = types.SimpleNamespace(NamedTemporaryFile=here)  # AutoGraph's files go with the run
         context.Context.call_function = self._watched_function(context.Context.call_function)
         for name in dir(collective_ops):
-            for collective in _COLLECTIVES:
-                if name in (collective, f"{collective}_v2", f"{collective}_v3"):
-                    setattr(collective_ops, name, self._watched(collective, getattr(collective_ops, name)))
+            words = _FUNCTIONS.get(_without_version(name))
+            if words:
+                setattr(collective_ops, name, self._watched(words, getattr(collective_ops, name)))
 
     def limit_threads(self, threads: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -65,13 +75,11 @@ class Inside(base.Inside):
 
     def waits_in(self, thread: int) -> str | None:
         inside = self._within.get(thread)
-        if not inside:
-            return None
-        label = inside[-1]
-        if not label.startswith("__"):
-            return label
-        collective = _collective_in(label)
-        return f"{collective} of the tf.function {_readable(label)}" if collective else None
+        if inside:
+            return _words_for(inside[-1])
+        # a strategy runs a replica's steps, and reduces, in threads of its own, while the caller waits for them
+        found = (_words_for(labels[-1]) for labels in list(self._within.values()) if labels)
+        return next((words for words in found if words), None)
 
     def as_plain(self, value: Any) -> Any:
         """Tensors and variables as numpy arrays, so that reading results needs no TensorFlow."""
@@ -107,6 +115,14 @@ class Inside(base.Inside):
             self._steps += 1
 
 
+def _words_for(label: str) -> str | None:
+    """What a thread waits in that is inside `label`: a collective's words, or the name of a function."""
+    if not label.startswith("__"):
+        return label
+    collective = _collective_in(label)
+    return f"{collective} of the tf.function {_readable(label)}" if collective else None
+
+
 def _collective_in(function: str) -> str | None:
     """The first collective operation that a graph function runs, in learners' words, or None."""
     pending, seen = [function], {function}
@@ -116,15 +132,20 @@ def _collective_in(function: str) -> str | None:
         except Exception:  # not a function of this context any more
             continue
         for node in definition.node_def:
-            if node.op.startswith("Collective"):
-                return {"Reduce": "all_reduce", "Gather": "all_gather"}.get(
-                    node.op.removeprefix("Collective").removesuffix("V2").removesuffix("V3"), node.op
-                )
+            words = _OPERATIONS.get(_without_version(node.op, separator="V"))
+            if words:
+                return words
             for attribute in node.attr.values():
                 if attribute.func.name and attribute.func.name not in seen:
                     seen.add(attribute.func.name)
                     pending.append(attribute.func.name)
     return None
+
+
+def _without_version(name: str, separator: str = "_v") -> str:
+    """`all_reduce` from `all_reduce_v2`, `CollectiveReduce` from `CollectiveReduceV2`."""
+    start, found, version = name.rpartition(separator)
+    return start if found and version.isdigit() else name
 
 
 def _readable(function: str) -> str:
