@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from . import judging, record
 from .judging import Verdict
+from .own import OwnVersion
 from .panels import Panel, show
 from .registry import Exercise, find
 from .standins import StandIn
@@ -40,7 +39,8 @@ def check(name: str, answer: Any) -> Any:
         reason = f"The check itself failed ({type(error).__name__}: {error}); your answer was not judged."
         verdict = Verdict(exercise, "stopped", reason)
     _note(verdict)
-    going_on = answer if verdict.state == "passed" else _going_on_with(exercise)
+    instead = OwnVersion(exercise.name) if exercise.own else StandIn(exercise.name)
+    going_on = answer if verdict.state == "passed" else instead
     show(_panel(verdict))
     return going_on
 
@@ -83,19 +83,6 @@ def _note(verdict: Verdict) -> None:
 def _entry(kept: dict[str, Any], exercise: Exercise) -> dict[str, Any]:
     entry: dict[str, Any] = kept["exercises"].setdefault(exercise.name, {})
     return entry
-
-
-def _going_on_with(exercise: Exercise) -> Callable[..., Any]:
-    if exercise.own is None:
-        return StandIn(exercise.name)
-    own = exercise.own()
-
-    @functools.wraps(own)
-    def version(*args: Any, **kwargs: Any) -> Any:
-        return own(*args, **kwargs)
-
-    setattr(version, judging.OWN, exercise.name)
-    return version
 
 
 def _panel(verdict: Verdict) -> Panel:

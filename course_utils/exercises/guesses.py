@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -10,6 +11,7 @@ from .panels import Panel, show
 from .registry import find
 
 _MISSING = "none made"
+_MOST = 10**300  # a float can be compared with what is smaller
 
 
 def predict(name: str, value: Any = None, unit: str = "") -> None:
@@ -92,7 +94,8 @@ def _storable(value: Any) -> Any:
     if isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
-        return int(value)
+        number = int(value)
+        return number if abs(number) < _MOST else "a number of more than 300 digits"
     if isinstance(value, numbers.Real):
         return float(value)
     item = getattr(value, "item", None)
@@ -105,6 +108,11 @@ def _storable(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    """A value as a learner would write it: numbers with four digits, and never a small one as zero."""
+    if not _is_number(value) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3g}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.1e}"

@@ -9,22 +9,25 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import AnswerNeeded, BadRequest, NotSendable, RankState, WorkerFailed, WorkerTimeout
 from ..launcher import launch
+from ..launcher.failures import state_of
 from . import inside
-from .registry import Exercise
+from .own import OwnVersion
+from .registry import Exercise, all_exercises
 from .standins import StandIn
+from .traffic import by_case, own_calls, with_own_calls
 
 PATIENCE = 6.0  # seconds without any progress before an answer counts as stuck
 SECOND_PATIENCE = 3.0  # times as long, where a rank was still at work: on a busy machine it may only have been slow
 LIMIT = 30.0  # seconds that one trial may take in all: an answer that prints for ever does make progress
-OWN = "__course_own__"
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,23 @@ class Case:
     """One input of an exercise.
 
     `given` says it in words; `inputs` holds, for each rank, what the scenario is called with after the answer;
-    `judge` gets the scenario's results by rank and returns a Finding, or None when they are right.
+    `judge` gets the scenario's results by rank and returns a Finding, or None when they are right. `traffic` judges
+    what the case sent, a Trace, in the same way. `overtime` helps whoever took longer than the scenario allows.
     """
 
     given: str
     inputs: Sequence[tuple[Any, ...]]
     judge: Callable[[list[Any]], Finding | None]
+    traffic: Callable[[Any], Finding | None] | None = None
+    overtime: str = ""
 
 
 @dataclass(frozen=True)
 class Trial:
     """Cases that one launch tries in turn, all in the same world size.
 
-    `scenario(answer, *inputs)` runs in each rank. With `group`, ranks have a process group, and with `traffic` what
-    they sent in all is judged too. With `store`, each case has a fresh TCPStore of the judge's, and its port comes
-    first in inputs.
+    `scenario(answer, *inputs)` runs in each rank. With `group`, ranks have a process group. With `store`, each case has
+    a fresh TCPStore of the judge's, and its port comes first in inputs.
     """
 
     nprocs: int
@@ -65,7 +70,11 @@ class Trial:
     cases: Sequence[Case]
     group: bool = False
     store: bool = False
-    traffic: Callable[[Any], Finding | None] | None = None
+
+    @property
+    def traced(self) -> bool:
+        """Whether traffic is judged."""
+        return any(case.traffic for case in self.cases)
 
 
 Cases = Callable[[random.Random, bool], Iterable[Trial]]
@@ -93,10 +102,17 @@ class Verdict:
     sizes: tuple[int, ...] = ()
 
 
-def judge(exercise: Exercise, answer: Any, seed: int | None = None, runner: Runner | None = None) -> Verdict:
+def judge(
+    exercise: Exercise,
+    answer: Any,
+    seed: int | None = None,
+    runner: Runner | None = None,
+    may_use: Collection[str] | None = None,
+) -> Verdict:
     """Judge an answer: on the learner's fixed cases, or with a `seed` on the grader's, which are the same for a seed.
 
     `runner` runs a trial in another way than `launch` does; what the answer is, is then between the two of them.
+    `may_use` names the exercises whose own version of the course's it has been given; None for any.
     Raises KeyboardInterrupt as itself; everything that an answer can do wrong ends in a Verdict.
     """
     refused = _look_at(exercise, answer) if runner is None else None
@@ -106,7 +122,7 @@ def judge(exercise: Exercise, answer: Any, seed: int | None = None, runner: Runn
     tried = 0
     sizes: list[int] = []
     for trial in exercise.cases(random.Random(0 if seed is None else seed), seed is not None):
-        verdict = _try(exercise, answer, trial, runner or _Launcher(PATIENCE))
+        verdict = _try(exercise, answer, trial, runner or _Launcher(PATIENCE), may_use)
         if verdict.state != "passed":
             return replace(verdict, tried=tried, sizes=tuple(sizes))
         tried += len(trial.cases)
@@ -116,7 +132,7 @@ def judge(exercise: Exercise, answer: Any, seed: int | None = None, runner: Runn
 
 def _look_at(exercise: Exercise, answer: Any) -> Verdict | None:
     """What can be said about an answer without running it."""
-    if isinstance(answer, StandIn) or getattr(answer, OWN, None):
+    if isinstance(answer, StandIn | OwnVersion):
         return Verdict(exercise, "not attempted", "Run the cell that defines your version first, then this check.")
     call = f"{exercise.name}({', '.join(exercise.parameters)})"
     if not callable(answer):
@@ -148,7 +164,7 @@ def _look_at(exercise: Exercise, answer: Any) -> Verdict | None:
     return None
 
 
-def _try(exercise: Exercise, answer: Any, trial: Trial, runner: Runner) -> Verdict:
+def _try(exercise: Exercise, answer: Any, trial: Trial, runner: Runner, may_use: Collection[str] | None) -> Verdict:
     """Run one trial; the verdict is "passed", or says what is wrong."""
     hosts, batch = _prepare(trial)
     try:
@@ -159,21 +175,65 @@ def _try(exercise: Exercise, answer: Any, trial: Trial, runner: Runner) -> Verdi
         return Verdict(exercise, "stopped", f"It could not be sent to the ranks: {error}")
     except WorkerTimeout as error:
         if isinstance(runner, _Launcher) and runner.may_have_been_hasty(error):
-            return _try(exercise, answer, trial, _Launcher(SECOND_PATIENCE * PATIENCE))
+            return _try(exercise, answer, trial, _Launcher(SECOND_PATIENCE * PATIENCE), may_use)
         return _stuck(exercise, trial, error)
     except WorkerFailed as error:
         return _crashed(exercise, trial, error)
     finally:
         del hosts
-    printed = _printed(run.logs)
-    for index, case in enumerate(trial.cases):
-        finding = case.judge([results[index] for results in run.results])
-        if finding:
-            return Verdict(exercise, "failed", finding=finding, printed=printed)
-    finding = trial.traffic(run.trace) if trial.traffic else None
+    finding = _first_finding(exercise, trial, run, may_use)
     if finding:
-        return Verdict(exercise, "failed", finding=finding, printed=printed)
+        return Verdict(exercise, "failed", finding=finding, printed=_printed(run.logs))
     return Verdict(exercise, "passed")
+
+
+def _first_finding(exercise: Exercise, trial: Trial, run: Any, may_use: Collection[str] | None) -> Finding | None:
+    """What is wrong with the first case that is not right: its values, its requests, or its traffic."""
+    parts = by_case(run.trace, len(trial.cases)) if trial.traced else [run.trace] * len(trial.cases)
+    for index, case in enumerate(trial.cases):
+        values, unwaited, noted = zip(*(results[index] for results in run.results), strict=True)
+        finding = _with_requests(case, case.judge(list(values)), unwaited)
+        if finding:
+            return finding
+        if isinstance(parts, int):
+            why = "A receive waits for its message: no barrier is needed, and none is counted in this exercise."
+            return Finding(case.given, "messages alone", "a call of barrier", parts, why)
+        used = [*own_calls(parts[index] or ()), *((rank, name) for rank, own in enumerate(noted) for name, _ in own)]
+        finding = _borrowed(exercise, case, used, may_use)
+        if finding is None and case.traffic:
+            finding = case.traffic(with_own_calls(parts[index], noted))
+        if finding:
+            return finding
+    return None
+
+
+def _with_requests(case: Case, finding: Finding | None, unwaited: Sequence[Sequence[str]]) -> Finding | None:
+    """A finding on requests that nobody waited for; where the value is wrong too, they are named as a likely cause."""
+    rank = next((rank for rank, words in enumerate(unwaited) if words), None)
+    if rank is None:
+        return finding
+    left = ", ".join(unwaited[rank])
+    if finding:
+        why = f"{finding.why} Rank {rank} has not waited for a request that it made ({left}): that may be the cause."
+        return replace(finding, why=why.strip())
+    why = (
+        "isend and irecv return at once, with a request; only when its wait() has returned, the message is through and "
+        "the tensor yours again. A request that nobody keeps can even take its message with it, and the receiver waits "
+        "for ever."
+    )
+    return Finding(case.given, "every request waited for", f"{left}: nobody waited for it", rank, why)
+
+
+def _borrowed(
+    exercise: Exercise, case: Case, used: Iterable[tuple[int, str]], may_use: Collection[str] | None
+) -> Finding | None:
+    """A finding on own versions of the course's, by (rank, exercise), that are not this answer's to use."""
+    theirs = all_exercises() if may_use is None else may_use
+    for rank, name in used:
+        if name == exercise.name or name not in theirs:
+            why = "Here the framework did the work: the course's version is there for lessons to go on with."
+            return Finding(case.given, "work of the answer's own", f"a call of the course's {name}", rank, why)
+    return None
 
 
 def _prepare(trial: Trial) -> tuple[list[Any], list[list[tuple[Any, ...]]]]:
@@ -208,7 +268,7 @@ class _Launcher:
                 backend="gloo",
                 timeout=self.patience,
                 init=trial.group,
-                trace=trial.traffic is not None,
+                trace=trial.traced,
             )
 
     def may_have_been_hasty(self, error: WorkerTimeout) -> bool:
@@ -224,16 +284,19 @@ def _stuck(exercise: Exercise, trial: Trial, error: WorkerTimeout) -> Verdict:
         state if state.where or state.state not in ("waiting", "running") else RankState(state.rank, "returned")
         for state in error.states
     )
-    deadlock = any(state.state == "waiting" for state in states)
-    what = "A deadlock: no rank" if deadlock else "An endless wait: no rank"
-    return Verdict(
-        exercise,
-        "stopped",
-        f"{what} made progress for {error.seconds:g} seconds.",
-        given=case.given,
-        states=states,
-        printed=_printed(error.logs),
-    )
+    if all(state.state == "returned" for state in states):
+        reason = f"The function had returned on every rank, but within {error.seconds:g} seconds "
+        if any(state.collective == "barrier" for state in error.states):
+            reason += (
+                "they could not all meet again: a collective that only some of them have called (such as barrier), "
+                "or a message that was left half-way, stands between them."
+            )
+        else:
+            reason += "the case did not come to its end."
+    else:
+        what = "A deadlock" if any(state.state == "waiting" for state in states) else "An endless wait"
+        reason = f"{what}: no rank made progress for {error.seconds:g} seconds."
+    return Verdict(exercise, "stopped", reason, given=case.given, states=states, printed=_printed(error.logs))
 
 
 def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
@@ -245,9 +308,12 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
         )
     case = trial.cases[_reached(error.logs[error.rank])]
     printed = _printed(error.logs)
-    if error.exitcode == inside.TIME_UP:
-        reason = f"It was still running after {LIMIT:g} seconds."
-        return Verdict(exercise, "stopped", reason, given=case.given, printed=printed)
+    overtime = _overtime(error.logs)
+    if error.exitcode == inside.TIME_UP and error.rank in overtime:
+        seconds, _ = overtime[error.rank]
+        reason = f"It was still running after {seconds} seconds. {case.overtime}".strip()
+        states = tuple(state for _, state in overtime.values())
+        return Verdict(exercise, "stopped", reason, given=case.given, states=states, printed=printed)
     if error.kind != "exception" or error.exception_type == "SystemExit":
         reason = f"{str(error).splitlines()[0]}."
         return Verdict(exercise, "stopped", f"{reason[:1].upper()}{reason[1:]}", given=case.given, printed=printed)
@@ -259,6 +325,17 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
         why=_why_raised(error),
     )
     return Verdict(exercise, "failed", finding=finding, traceback=error.traceback, printed=printed)
+
+
+def _overtime(logs: Sequence[str]) -> dict[int, tuple[str, RankState]]:
+    """The ranks that have given up: after how many seconds, and where they were."""
+    found = {}
+    for rank, log in enumerate(logs):
+        for seconds, told in re.findall(rf"^{inside.OVERTIME}([\d.]+) (.*)$", log, re.MULTILINE):
+            with contextlib.suppress(ValueError, TypeError):  # an answer can print such a line too
+                frames = [[str(file), int(line), str(function)] for file, line, function in json.loads(told)]
+                found[rank] = (seconds, state_of(rank, "running", frames))
+    return found
 
 
 def _why_raised(error: WorkerFailed) -> str:
@@ -290,7 +367,7 @@ def _why_raised(error: WorkerFailed) -> str:
 
 def _reached(log: str) -> int:
     """The case that a rank had begun, from the marks among what it printed."""
-    marks = re.findall(rf"^{inside.MARK}(\d+)$", log, re.MULTILINE)
+    marks = re.findall(rf"{inside.CASE}(\d+)$", log, re.MULTILINE)
     return int(marks[-1]) if marks else 0
 
 
@@ -298,8 +375,8 @@ def _printed(logs: Sequence[str]) -> str:
     """What the answer printed, by rank, without the judge's marks and torch's own log lines."""
     lines = []
     for rank, log in enumerate(logs):
-        kept = (line for line in log.splitlines() if line.strip() and not re.match(rf"{inside.MARK}|\[[IWE]\d+ ", line))
-        lines += [f"[rank {rank}] {line}" for line in kept]
+        own = (line.partition(inside.MARK)[0] for line in log.splitlines() if not re.match(r"\[[IWE]\d+ ", line))
+        lines += [f"[rank {rank}] {line}" for line in own if line.strip()]
     return "\n".join(lines)
 
 

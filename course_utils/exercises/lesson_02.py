@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..launcher.relay import OWN
+from . import own
 from .inside import plain
 from .judging import Case, Finding, Trial
 from .registry import Exercise
-from .traffic import by_case
 
 # ---- what travelled: every exercise that moves tensors is judged by it
 
@@ -23,7 +24,7 @@ class Budget:
     A rank sends at least `least` and at most `most` elements in at most `messages` messages of at most `largest`; the
     longest chain of messages has `rounds` links. `total` bounds the messages of all ranks. With `ring`, each rank sends
     to one other only. `name` is the algorithm in words; `slow` helps whose chain is too long, `heavy` whose messages
-    are too many or too large.
+    are too many or too large. A call of the course's own version of an exercise counts as what its budget allows.
     """
 
     name: str
@@ -39,52 +40,48 @@ class Budget:
     heavy: str = ""
 
 
-def _judge_traffic(cases: Sequence[Case], budgets: Sequence[Budget], trace: Any) -> Finding | None:
-    """Hold what each case sent against its budget."""
-    traces = by_case(trace, len(cases))
-    if isinstance(traces, int):
-        why = "A receive waits for its message: no barrier is needed, and none is counted in this exercise."
-        return Finding(cases[0].given, "messages alone", "a call of barrier", traces, why)
-    for case, budget, part in zip(cases, budgets, traces, strict=True):
-        finding = _over_budget(case.given, budget, part)
-        if finding:
-            return finding
-    return None
-
-
 def _over_budget(given: str, budget: Budget, trace: Any) -> Finding | None:
     for rank, told in enumerate(trace):
         for event in told.events:
-            if event.op not in ("send", "recv"):
-                why = (
-                    "Here the framework did the work. Build it from send and recv (or isend and irecv). A function "
-                    "that has "
-                    "not passed its own check was replaced by one built on dist, and brings such a call with it."
-                )
+            if event.op == "barrier":
+                why = "A receive waits for its message: no barrier is needed, and none is counted in this exercise."
+                return Finding(given, "messages alone", "a call of barrier", rank, why)
+            if event.op not in ("send", "recv") and not event.op.startswith(OWN):
+                why = "Here the framework did the work. Build it from send and recv (or isend and irecv)."
                 return Finding(given, "messages from rank to rank", f"a call of {event.op}", rank, why)
-    return _too_heavy(given, budget, trace) or _too_slow(given, budget, trace)
+    borrowed = [
+        _BUDGETS.get(event.op.removeprefix(OWN), _ring)(len(trace), event.bytes // budget.itemsize, budget.itemsize)
+        for event in trace[0].events  # all ranks take part in each
+        if event.op.startswith(OWN)
+    ]
+    return _too_heavy(given, budget, borrowed, trace) or _too_slow(given, budget, borrowed, trace)
 
 
-def _too_heavy(given: str, budget: Budget, trace: Any) -> Finding | None:
+def _too_heavy(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -> Finding | None:
+    with_borrowed = ", with the course's own versions" if borrowed else ""
+    more = sum(one.messages for one in borrowed)
     for rank, told in enumerate(trace):
-        elements = told.bytes_sent / budget.itemsize
-        if not budget.least <= elements <= budget.most:
+        least, most = (
+            told.bytes_sent / budget.itemsize + sum(getattr(one, bound) for one in borrowed)
+            for bound in ("least", "most")
+        )
+        if most < budget.least or least > budget.most:
             low, high = (f"{math.floor(bound):,}" for bound in (budget.least, budget.most))
             allowed = f"{low} to {high}" if low != high else low
             expected = f"{budget.name}: {allowed if budget.least else f'at most {high}'} elements sent by each rank"
-            sent = f"{elements:,.0f} elements in {_count(told.messages_sent, 'message')}"
-            return Finding(given, expected, sent, rank, budget.heavy if elements > budget.most else "")
+            sent = f"{least:,.0f} elements in {_count(told.messages_sent + more, 'message')}{with_borrowed}"
+            return Finding(given, expected, sent, rank, budget.heavy if least > budget.most else "")
         sizes = [event.bytes / budget.itemsize for event in told.events if event.op == "send"]
         if budget.largest is not None and max(sizes, default=0) > budget.largest:
             expected = f"messages of at most {budget.largest:,} elements"
             return Finding(given, expected, f"one of {max(sizes):,.0f} elements", rank, budget.heavy)
-        if max(told.messages_sent, told.messages_received) > budget.messages:
+        if max(told.messages_sent, told.messages_received) + more > budget.messages:
             expected = (
                 f"{budget.name}: at most {_count(budget.messages, 'message')} sent, and as many received, by a rank"
             )
-            received = f"{told.messages_sent} sent, {told.messages_received} received"
+            received = f"{told.messages_sent + more} sent, {told.messages_received + more} received{with_borrowed}"
             return Finding(given, expected, received, rank, budget.heavy)
-    total = sum(told.messages_sent for told in trace)
+    total = sum(told.messages_sent + more for told in trace)
     if budget.total is not None and total > budget.total:
         expected = f"{budget.name}: {_count(budget.total, 'message')} in all"
         return Finding(given, expected, _count(total, "message"), None, budget.heavy)
@@ -100,12 +97,13 @@ def _off_the_ring(given: str, trace: Any) -> Finding | None:
     return None
 
 
-def _too_slow(given: str, budget: Budget, trace: Any) -> Finding | None:
-    if trace.rounds <= budget.rounds:
+def _too_slow(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -> Finding | None:
+    rounds = trace.rounds + sum(one.rounds for one in borrowed)
+    if rounds <= budget.rounds:
         return None
     expected = f"{budget.name}: at most {_count(budget.rounds, 'round')}"
     why = f"The sum is right, but too many messages wait for one another. {budget.slow}".strip()
-    return Finding(given, expected, _count(trace.rounds, "round"), None, why)
+    return Finding(given, expected, _count(rounds, "round"), None, why)
 
 
 _IN_TURN = (
@@ -208,6 +206,20 @@ def _halving(world: int, length: int, itemsize: int) -> Budget:
     )
 
 
+def _half_ring(world: int, length: int, itemsize: int) -> Budget:
+    return _ring(world, length, itemsize, journeys=1)
+
+
+_BUDGETS: dict[str, Callable[[int, int, int], Budget]] = {  # of what later exercises may be built on
+    "naive_all_reduce": _star,
+    "tree_all_reduce": _tree,
+    "reduce_scatter_ring": _half_ring,
+    "all_gather_ring": _half_ring,
+    "ring_all_reduce": _ring,
+    "halving_doubling": _halving,
+}
+
+
 # ---- tensors and what should become of them
 
 
@@ -257,34 +269,36 @@ def _all_reduces(budget: Callable[[int, int, int], Budget]) -> Callable[[random.
 
     def trials(rng: random.Random, thorough: bool) -> Iterator[Trial]:
         for world, inputs in _inputs(rng, thorough):
-            cases, budgets = [], []
+            cases = []
             for tensors in inputs:
                 arrays = tensors.drawn(rng)
-                cases.append(_all_reduce_case(tensors, arrays))
-                budgets.append(budget(world, math.prod(tensors.shape), arrays[0].itemsize))
-            yield _trial(world, _reduce, cases, budgets)
+                allowed = budget(world, math.prod(tensors.shape), arrays[0].itemsize)
+                cases.append(_all_reduce_case(tensors, arrays, allowed))
+            yield Trial(world, _reduce, cases, group=True)
 
     return trials
 
 
-def _trial(world: int, scenario: Callable[..., Any], cases: list[Case], budgets: list[Budget]) -> Trial:
-    return Trial(world, scenario, cases, group=True, traffic=lambda trace: _judge_traffic(cases, budgets, trace))
+def _within(given: str, budget: Budget) -> Callable[[Any], Finding | None]:
+    return lambda trace: _over_budget(given, budget, trace)
 
 
 def _worlds(rng: random.Random) -> list[int]:
-    """World sizes of the grader. Each fresh case has a launch of its own: a judge's transport marks no case's end."""
+    """World sizes of the grader."""
     return [1, 2, 3, 4, 5, rng.choice([6, 7, 8])]
 
 
 def _inputs(rng: random.Random, thorough: bool) -> Iterator[tuple[int, list[_Tensors]]]:
     if thorough:
+        special = {
+            3: [_Tensors(3, (0,))],
+            4: [_Tensors(4, (rng.randint(2, 9), rng.randint(2, 9)), transposed=True)],
+        }
         for world in _worlds(rng):
             kinds = rng.choice(["float32", "int64", "float16", "float64"])
-            yield world, [_Tensors(world, (rng.randint(1, 3 * world),), kinds)]
-            yield world, [_Tensors(world, (world * rng.randint(50, 400) + rng.randrange(world),), rough=True)]
-        turned = (rng.randint(2, 9), rng.randint(2, 9))
-        yield 4, [_Tensors(4, turned, transposed=True)]
-        yield 3, [_Tensors(3, (0,))]
+            short = _Tensors(world, (rng.randint(1, 3 * world),), kinds)
+            long = _Tensors(world, (world * rng.randint(50, 400) + rng.randrange(world),), rough=True)
+            yield world, [short, long, *special.get(world, [])]
         return
     yield 2, [_Tensors(2, (4,)), _Tensors(2, (5,)), _Tensors(2, (1_001,), "int64")]
     yield 1, [_Tensors(1, (3,))]
@@ -293,7 +307,7 @@ def _inputs(rng: random.Random, thorough: bool) -> Iterator[tuple[int, list[_Ten
     yield 5, [_Tensors(5, (12,)), _Tensors(5, (1_003,), rough=True)]
 
 
-def _all_reduce_case(tensors: _Tensors, arrays: list[Any]) -> Case:
+def _all_reduce_case(tensors: _Tensors, arrays: list[Any], budget: Budget) -> Case:
     import numpy as np
 
     given = tensors.told(arrays)
@@ -301,7 +315,9 @@ def _all_reduce_case(tensors: _Tensors, arrays: list[Any]) -> Case:
     wide = np.float64 if arrays[0].dtype.kind == "f" else arrays[0].dtype
     expected = np.sum(turned, axis=0, dtype=wide)
     inputs = [(array, tensors.transposed) for array in arrays]
-    return Case(given, inputs, lambda results: _judge_sum(given, turned, expected, results))
+    return Case(
+        given, inputs, lambda results: _judge_sum(given, turned, expected, results), traffic=_within(given, budget)
+    )
 
 
 def _judge_sum(given: str, arrays: list[Any], expected: Any, results: list[dict[str, Any]]) -> Finding | None:
@@ -404,8 +420,8 @@ def _on_chunks(answer: Callable[..., Any], array: Any, rest: tuple[Any, ...]) ->
 def _lengths(rng: random.Random, thorough: bool) -> Iterator[tuple[int, list[_Tensors]]]:
     if thorough:
         for world in _worlds(rng):
-            for length in (rng.randint(0, 2 * world), world * rng.randint(30, 300) + rng.randrange(world)):
-                yield world, [_Tensors(world, (length,), rng.choice(["float32", "int64", "float16"]))]
+            lengths = (rng.randint(0, 2 * world), world * rng.randint(30, 300) + rng.randrange(world))
+            yield world, [_Tensors(world, (length,), rng.choice(["float32", "int64", "float16"])) for length in lengths]
         return
     yield 2, [_Tensors(2, (4,)), _Tensors(2, (5,)), _Tensors(2, (1_001,), "int64")]
     yield 1, [_Tensors(1, (3,))]
@@ -416,12 +432,9 @@ def _lengths(rng: random.Random, thorough: bool) -> Iterator[tuple[int, list[_Te
 
 def _reduce_scatters(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     for world, inputs in _lengths(rng, thorough):
-        cases, budgets = [], []
-        for tensors in inputs:
-            arrays = tensors.drawn(rng)
-            cases.append(_reduce_scatter_case(tensors.told(arrays), arrays))
-            budgets.append(_ring(world, tensors.shape[0], arrays[0].itemsize, journeys=1))
-        yield _trial(world, _on_chunks, cases, budgets)
+        drawn = [(tensors, tensors.drawn(rng)) for tensors in inputs]
+        cases = [_reduce_scatter_case(tensors.told(arrays), arrays) for tensors, arrays in drawn]
+        yield Trial(world, _on_chunks, cases, group=True)
 
 
 def _reduce_scatter_case(given: str, arrays: list[Any]) -> Case:
@@ -453,17 +466,15 @@ def _reduce_scatter_case(given: str, arrays: list[Any]) -> Case:
             return Finding(given, wanted, _numbers(got[rank]), rank, why)
         return None
 
-    return Case(given, [(array, ()) for array in arrays], judge)
+    traffic = _within(given, _half_ring(world, arrays[0].size, arrays[0].itemsize))
+    return Case(given, [(array, ()) for array in arrays], judge, traffic)
 
 
 def _all_gathers(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     for world, inputs in _lengths(rng, thorough):
-        cases, budgets = [], []
-        for tensors in inputs:
-            arrays = tensors.drawn(rng)
-            cases.append(_all_gather_case(tensors.told(arrays), arrays))
-            budgets.append(_ring(world, tensors.shape[0], arrays[0].itemsize, journeys=1))
-        yield _trial(world, _on_chunks, cases, budgets)
+        drawn = [(tensors, tensors.drawn(rng)) for tensors in inputs]
+        cases = [_all_gather_case(tensors.told(arrays), arrays) for tensors, arrays in drawn]
+        yield Trial(world, _on_chunks, cases, group=True)
 
 
 def _all_gather_case(given: str, arrays: list[Any]) -> Case:
@@ -475,6 +486,7 @@ def _all_gather_case(given: str, arrays: list[Any]) -> Case:
         f"{given}; chunk r is finished on rank r alone",
         [(array, ()) for array in arrays],
         lambda results: _judge_chunks(given, np.concatenate(pieces), results),
+        _within(given, _half_ring(world, arrays[0].size, arrays[0].itemsize)),
     )
 
 
@@ -502,14 +514,12 @@ def _judge_chunks(given: str, expected: Any, results: list[dict[str, Any]]) -> F
 
 def _segmented_rings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     for world, inputs in _lengths(rng, thorough):
-        cases, budgets = [], []
+        cases = []
         for tensors in inputs:
             arrays = tensors.drawn(rng)
-            length = tensors.shape[0]
-            segment = rng.choice([1, 2, 3]) if length < 20 else rng.choice([50, 64, 100])
+            segment = rng.choice([1, 2, 3]) if tensors.shape[0] < 20 else rng.choice([50, 64, 100])
             cases.append(_segmented_case(f"{tensors.told(arrays)}; segments of {segment}", arrays, segment))
-            budgets.append(_segmented(world, length, arrays[0].itemsize, segment))
-        yield _trial(world, _on_chunks, cases, budgets)
+        yield Trial(world, _on_chunks, cases, group=True)
 
 
 def _segmented_case(given: str, arrays: list[Any], segment: int) -> Case:
@@ -517,7 +527,8 @@ def _segmented_case(given: str, arrays: list[Any], segment: int) -> Case:
 
     expected = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
     inputs = [(array, (segment,)) for array in arrays]
-    return Case(given, inputs, lambda results: _judge_chunks(given, expected, results))
+    traffic = _within(given, _segmented(len(arrays), arrays[0].size, arrays[0].itemsize, segment))
+    return Case(given, inputs, lambda results: _judge_chunks(given, expected, results), traffic)
 
 
 # ---- average_gradients(gradients) -> their means over all ranks
@@ -536,14 +547,21 @@ def _average(answer: Callable[..., Any], arrays: list[Any]) -> dict[str, Any]:
     return told
 
 
+_Gradients = tuple[list[tuple[int, ...]], str, float]  # shapes, dtype, and how large the numbers are
+
+
 def _averages(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    plans: list[tuple[int, list[tuple[list[tuple[int, ...]], str, float]]]]
+    plans: list[tuple[int, list[_Gradients]]]
     layers = [(4, 3), (4,), (2, 4), (2,)]
     if thorough:
-        plans = [(3, [(layers, "float16", 40_000.0)]), (2, [([(0,), (3,)], "float64", 1.0)])]
+        special: dict[int, list[_Gradients]] = {
+            2: [([(0,), (3,)], "float64", 1.0)],
+            3: [(layers, "float16", 40_000.0)],
+        }
+        plans = []
         for world in _worlds(rng):
             shapes = [tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(2, 6))]
-            plans.append((world, [(shapes, "float32", 1.0)]))
+            plans.append((world, [(shapes, "float32", 1.0), *special.get(world, [])]))
     else:
         plans = [
             (2, [([(3,)], "float32", 1.0), (layers, "float32", 1.0)]),
@@ -553,17 +571,10 @@ def _averages(rng: random.Random, thorough: bool) -> Iterator[Trial]:
             (5, [([(13, 8), (13,), (2, 2, 2)], "float32", 1.0)]),
         ]
     for world, inputs in plans:
-        cases, budgets = [], []
-        for shapes, dtype, scale in inputs:
-            case, budget = _average_case(rng, world, shapes, dtype, scale)
-            cases.append(case)
-            budgets.append(budget)
-        yield _trial(world, _average, cases, budgets)
+        yield Trial(world, _average, [_average_case(rng, world, *drawn) for drawn in inputs], group=True)
 
 
-def _average_case(
-    rng: random.Random, world: int, shapes: list[tuple[int, ...]], dtype: str, scale: float
-) -> tuple[Case, Budget]:
+def _average_case(rng: random.Random, world: int, shapes: list[tuple[int, ...]], dtype: str, scale: float) -> Case:
     import numpy as np
 
     draw = np.random.default_rng(rng.randrange(2**32))
@@ -574,9 +585,13 @@ def _average_case(
     length = sum(math.prod(shape) for shape in shapes)
     ring = _ring(world, length, arrays[0][0].itemsize)
     gathered = "All gradients fit into one tensor: one ring for all of them takes as many rounds as a ring for one. "
-    budget = Budget(**{**vars(ring), "heavy": gathered + ring.heavy, "slow": gathered})
-    case = Case(given, [(own,) for own in arrays], lambda results: _judge_averages(given, expected, dtype, results))
-    return case, budget
+    budget = replace(ring, heavy=gathered + ring.heavy, slow=gathered)
+    return Case(
+        given,
+        [(own,) for own in arrays],
+        lambda results: _judge_averages(given, expected, dtype, results),
+        _within(given, budget),
+    )
 
 
 def _judge_averages(given: str, expected: list[Any], dtype: str, results: list[dict[str, Any]]) -> Finding | None:
@@ -674,36 +689,53 @@ def _numbers(array: Any) -> str:
 
 
 def _own_all_reduce(tensor: Any) -> Any:
-    """Return the sum over all ranks, by dist.all_reduce."""
+    """Return the sum over all ranks."""
     import torch
-    import torch.distributed as dist
 
     total = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
+    own.all_reduce(total)
     return total
 
 
 def _own_on_chunks(chunks: list[Any], segment: int | None = None) -> None:
-    """Put the sums over all ranks into all chunks, by dist.all_reduce."""
+    """Put the sums over all ranks into all chunks."""
+    import torch
+
+    for chunk, total in zip(chunks, _apart(_own_all_reduce(torch.cat(chunks)), chunks), strict=True):
+        chunk.copy_(total)
+
+
+def _own_reduce_scatter(chunks: list[Any]) -> None:
+    """Put the sum over all ranks into this rank's chunk, and leave the others as they are."""
+    import torch
     import torch.distributed as dist
 
-    for chunk in chunks:
-        dist.all_reduce(chunk)
+    rank = dist.get_rank()
+    chunks[rank].copy_(_apart(_own_all_reduce(torch.cat(chunks)), chunks)[rank])
 
 
 def _own_all_gather(chunks: list[Any]) -> None:
-    """Give rank r's chunk r to every rank, by dist.broadcast."""
+    """Give rank r's chunk r to every rank: a sum to which each rank adds that chunk alone."""
+    import torch
     import torch.distributed as dist
 
-    for rank, chunk in enumerate(chunks):
-        dist.broadcast(chunk, src=rank)
+    rank = dist.get_rank()
+    mine = [chunk if number == rank else torch.zeros_like(chunk) for number, chunk in enumerate(chunks)]
+    for chunk, finished in zip(chunks, _apart(_own_all_reduce(torch.cat(mine)), chunks), strict=True):
+        chunk.copy_(finished)
 
 
 def _own_average(gradients: list[Any]) -> list[Any]:
-    """Return the means over all ranks, by dist.all_reduce of the gradients divided first."""
+    """Return the means over all ranks, of gradients divided first."""
+    import torch
     import torch.distributed as dist
 
-    return [_own_all_reduce(gradient / dist.get_world_size()) for gradient in gradients]
+    mean = _own_all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]) / dist.get_world_size())
+    return [part.view_as(gradient) for part, gradient in zip(_apart(mean, gradients), gradients, strict=True)]
+
+
+def _apart(flat: Any, parts: list[Any]) -> list[Any]:
+    return list(flat.split([part.numel() for part in parts]))
 
 
 EXERCISES = (
@@ -765,7 +797,7 @@ EXERCISES = (
         points=4,
         parameters=("chunks",),
         cases=_reduce_scatters,
-        own=lambda: _own_on_chunks,
+        own=lambda: _own_reduce_scatter,
         own_name="dist.all_reduce",
         hints=(
             "Think of one chunk: its partial sum visits every rank and must end on the rank of its own number. Where "
@@ -788,7 +820,7 @@ EXERCISES = (
         parameters=("chunks",),
         cases=_all_gathers,
         own=lambda: _own_all_gather,
-        own_name="dist.broadcast",
+        own_name="dist.all_reduce",
         hints=(
             "The same steps as before, without the addition: what arrives is finished and replaces what stands there.",
             "In the first step rank r sends chunk r, in each later step the chunk that has just arrived.",

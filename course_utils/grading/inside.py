@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from ..exercises import inside
-from ..exercises.registry import all_exercises
+from ..exercises.own import OwnVersion
 from ..exercises.standins import StandIn
 from .programs import Program, show_sources
 
@@ -37,8 +37,7 @@ def _answer_of(program: Program) -> Any:
     names = notebook.__dict__
     show_sources(program)  # for inspect.getsource and the like
     for name, instead in program.replaced.items():
-        own = all_exercises()[name].own if instead == "own" else None
-        names[name] = own() if own else StandIn(name)
+        names[name] = OwnVersion(name) if instead == "own" else StandIn(name)
     for part in program.parts:
         body = ast.parse(part.text).body
         module = ast.Module([body[index] for index in part.chosen], [])

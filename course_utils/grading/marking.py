@@ -101,7 +101,7 @@ def _mark(
     program = program_for(exercise, found.cell, cells, release, others, replaced)
     show_sources(program)
     try:
-        verdict = judging.judge(exercise, program, seed, runner=judged_apart)
+        verdict = judging.judge(exercise, program, seed, runner=judged_apart, may_use=program.replaced)
     except LaunchError as error:
         return Mark(exercise, "stopped", 0, _joined(f"It broke off its own run: {error}", found.note))
     except Exception as error:  # the judge's own trouble, perhaps caused by what an answer sent back

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from datetime import timedelta
@@ -170,7 +171,7 @@ def asks_the_environment(store, name):
     return int(os.environ["RANK"])
 
 
-@assign_rank.rejected("An endless wait", "rank 0  is running", "store.get", state="stopped")
+@assign_rank.rejected("still running after 4 seconds", "store.get waits until somebody", state="stopped")
 def waits_for_a_key_that_nobody_writes(store, name):
     return int(store.get("the next free rank"))
 
@@ -259,11 +260,47 @@ def lets_torch_complain(store, name, world_size, timeout):
     return rank, [store.get(key).decode() for key in keys]
 
 
-@register.rejected("An endless wait", "store.wait(_keys(world_size))", state="stopped")
+@register.rejected(
+    "still running after 3.5 seconds", "`timeout` was 0.5 s", "store.wait(_keys(world_size))", state="stopped"
+)
 def ignores_the_timeout(store, name, world_size, timeout):
     rank = _place(store, name, world_size)
     store.wait(_keys(world_size))
     return rank, [store.get(key).decode() for key in _keys(world_size)]
+
+
+@register.rejected("still running after 3.5 seconds", "`timeout` was 0.5 s", state="stopped")
+def asks_for_ever(store, name, world_size, timeout):
+    rank, keys = _place(store, name, world_size), _keys(world_size)
+    while not store.check(keys):
+        time.sleep(0.01)
+    return rank, [store.get(key).decode() for key in keys]
+
+
+@register.rejected("0.35 s apart", "TimeoutError for 'ant' after 0.6 s", "several waits add up", "on        rank 0")
+def waits_the_whole_timeout_for_each(store, name, world_size, timeout):
+    rank, keys = _place(store, name, world_size), _keys(world_size)
+    for key in keys:
+        try:
+            store.wait([key], timedelta(seconds=timeout))
+        except dist.DistStoreError:
+            came = sum(store.check([one]) for one in keys)
+            raise TimeoutError(f"{came} of {world_size}") from None
+    return rank, [store.get(key).decode() for key in keys]
+
+
+@register.rejected("0.35 s apart", "several waits add up")
+def begins_to_count_again_with_each_arrival(store, name, world_size, timeout):
+    rank, keys = _place(store, name, world_size), _keys(world_size)
+    came, since = 0, time.monotonic()
+    while came < world_size:
+        now = sum(store.check([key]) for key in keys)
+        if now > came:
+            came, since = now, time.monotonic()
+        if time.monotonic() - since > timeout:
+            raise TimeoutError(f"{came} of {world_size}")
+        time.sleep(0.01)
+    return rank, [store.get(key).decode() for key in keys]
 
 
 @register.rejected(".decode() makes text")
@@ -329,7 +366,7 @@ def gives_up_at_once(store, name, world_size, timeout):
     return rank, [store.get(key).decode() for key in keys]
 
 
-@register.rejected("as soon as everyone has come")
+@register.rejected("still running after 3 seconds", "go on as soon as they are there", state="stopped")
 def sleeps_through_the_timeout(store, name, world_size, timeout):
     rank, keys = _place(store, name, world_size), _keys(world_size)
     time.sleep(timeout)
@@ -442,6 +479,38 @@ def forgets_to_divide(tensor):
 @average_by_hand.rejected("Divided twice")
 def divides_twice(tensor):
     return up_and_down_the_chain(tensor) / dist.get_world_size()
+
+
+@average_by_hand.rejected("3 ranks", "That is a mean of means", "divide it once")
+def halves_at_every_hand(tensor):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    mean = tensor.clone().contiguous()
+    if rank > 0:
+        below = torch.empty_like(mean)
+        dist.recv(below, rank - 1)
+        mean = (mean + below) / 2
+    if rank < last:
+        dist.send(mean, rank + 1)
+        dist.recv(mean, rank + 1)
+    if rank > 0:
+        dist.send(mean, rank - 1)
+    return mean
+
+
+@average_by_hand.rejected("3 ranks", "That is a mean of means")
+def halves_on_the_way_down(tensor):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    mean, room = tensor.contiguous(), torch.empty_like(tensor.contiguous())
+    if rank < last:
+        dist.recv(room, rank + 1)
+        mean = torch.stack([mean, room]).mean(dim=0)
+    if rank:
+        dist.send(mean, rank - 1)
+        dist.recv(room, rank - 1)
+        mean = room
+    if rank < last:
+        dist.send(mean, rank + 1)
+    return mean
 
 
 @average_by_hand.rejected("on        rank 0", "it must travel back along the chain")
@@ -726,7 +795,42 @@ def receives_into_the_callers_tensor(tensor):
     return tensor
 
 
+@shift.rejected("isend to rank 1: nobody waited for it", "take its message with it", "2 ranks")
+def drops_its_request(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    arrived = torch.empty_like(tensor)
+    if world == 1:
+        return tensor.clone()
+    dist.isend(tensor, (rank + 1) % world)
+    dist.recv(arrived, (rank - 1) % world)
+    return arrived
+
+
+@shift.rejected("nobody waited for it", "the receiver waits for ever")
+def drops_every_request(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    arrived = torch.full_like(tensor, -1)
+    if world == 1:
+        return tensor.clone()
+    dist.isend(tensor, (rank + 1) % world)
+    dist.irecv(arrived, (rank - 1) % world)
+    while (arrived == -1).any():
+        time.sleep(0.001)
+    return arrived
+
+
 @shift.rejected("a message that has not left by then carries zeros")
+def leaves_the_send_to_a_thread(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    arrived = tensor.clone()
+    if world > 1:
+        threading.Thread(target=dist.send, args=(tensor, (rank + 1) % world), daemon=True).start()
+        dist.recv(arrived, (rank - 1) % world)
+        time.sleep(0.05)  # long enough, unless the right neighbour is late
+    return arrived
+
+
+@shift.rejected("isend to rank 1: nobody waited for it")
 def does_not_wait_for_its_send(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     arrived = tensor.clone()
@@ -736,7 +840,7 @@ def does_not_wait_for_its_send(tensor):
     return arrived
 
 
-@shift.rejected("rank 3 comes late", "on        rank 0")
+@shift.rejected("irecv from rank 1: nobody waited for it", "on        rank 0")
 def does_not_wait_for_its_receive(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     arrived = torch.zeros_like(tensor)

@@ -10,11 +10,13 @@ import time
 
 import cloudpickle
 import pytest
+import torch
 import torch.distributed as dist
 
 from course_utils import check, hint, launch
-from course_utils.errors import AnswerNeeded
-from course_utils.exercises import answer_needed, judging, registry
+from course_utils.errors import AnswerNeeded, BadRequest
+from course_utils.exercises import answer_needed, inside, judging, registry
+from course_utils.simulate import run_simulated
 from tests.exercises import answers_00, answers_01
 from tests.exercises.judged import verdict_on
 
@@ -58,6 +60,19 @@ def test_while_there_is_no_answer_the_frameworks_own_version_does_the_work():
         return average(torch.tensor([float(dist.get_rank())])).item()
 
     assert launch(mean, nprocs=3).results == [1.0, 1.0, 1.0]
+
+
+def test_the_frameworks_own_version_also_runs_in_simulated_ranks():
+    ring = check("ring_all_reduce", untouched)
+    assert [total.tolist() for total in run_simulated(ring, torch.arange(3.0), nprocs=2).results] == [
+        [0.0, 2.0, 4.0]
+    ] * 2
+
+
+def test_the_frameworks_own_version_is_called_with_the_arguments_of_the_exercise():
+    ring = check("ring_all_reduce", untouched)
+    with pytest.raises(BadRequest, match=r"ring_all_reduce\(tensor"):
+        launch(ring, 1, 2, nprocs=2)
 
 
 def test_the_rendezvous_that_stands_in_for_register_gives_ranks_and_names_and_notices_who_is_missing():
@@ -190,8 +205,10 @@ def test_an_endless_loop_that_prints_is_stopped_all_the_same(monkeypatch, capsys
     assert time.monotonic() - before < 30
     said = capsys.readouterr().out
     assert said.startswith("Stopped: introduce")
-    assert "  input  a launch with nprocs=1\n  It was still running after 1.5 seconds.\n" in said
+    assert "  input   a launch with nprocs=1\n  rank 0  is running, test_answers.py, line" in said
+    assert "\n  It was still running after 1.5 seconds.\n" in said
     assert "[rank 0] still here" in said
+    assert inside.MARK not in said
 
 
 def test_an_endless_loop_that_is_silent_is_stopped_with_its_line(monkeypatch, capsys):
@@ -215,6 +232,77 @@ def test_an_answer_that_was_only_slow_is_tried_again_with_more_patience(monkeypa
     monkeypatch.setattr(judging, "PATIENCE", 1.5)
     monkeypatch.setattr(judging, "SECOND_PATIENCE", 20.0)
     assert verdict_on("introduce", takes_its_time).state == "passed"
+
+
+def test_a_case_whose_begin_follows_half_a_line_is_known_all_the_same(capsys):
+    def leaves_a_line_open(tensor):
+        print("no line feed", end="", flush=True)
+        if tensor.dim() > 1:
+            raise LookupError
+        return answers_01.up_and_down_the_chain(tensor)
+
+    check("average_by_hand", leaves_a_line_open)
+    said = capsys.readouterr().out
+    assert "input     2 ranks, a float32 tensor of shape (3, 4)" in said
+    assert inside.MARK not in said
+
+
+def test_that_all_ranks_had_returned_is_said_and_not_called_an_endless_wait(monkeypatch):
+    monkeypatch.setattr(judging, "PATIENCE", 2.0)
+
+    def one_rank_meets_the_judge_instead_of_its_peer(tensor):
+        if tensor.dim() > 1:
+            return tensor.clone()
+        mean = answers_01.up_and_down_the_chain(tensor)
+        if len(tensor) == 5 and dist.get_rank() == 0:
+            dist.barrier()
+        return mean
+
+    verdict = verdict_on("average_by_hand", one_rank_meets_the_judge_instead_of_its_peer)
+    assert verdict.state == "stopped"
+    assert "The function had returned on every rank, but within 2 seconds they could not all meet again" in (
+        verdict.reason
+    )
+    assert "a collective that only some of them have called (such as barrier)" in verdict.reason
+    assert [str(state) for state in verdict.states] == ["rank 0: returned", "rank 1: returned"]
+
+
+def test_a_request_that_nobody_waits_for_is_named_beside_a_wrong_value():
+    def hasty(tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        arrived = torch.zeros_like(tensor)
+        if world == 1:
+            return tensor.clone()
+        dist.irecv(arrived, (rank - 1) % world)
+        early = arrived.clone()
+        dist.send(tensor, (rank + 1) % world)
+        return early
+
+    verdict = verdict_on("shift", hasty)
+    assert verdict.state == "failed"
+    assert verdict.finding.received.startswith("[0, 0]")
+    assert "Rank 0 has not waited for a request that it made (irecv from rank 1)" in verdict.finding.why
+
+
+def test_of_thousands_of_requests_without_a_wait_a_few_are_named():
+    def talkative(tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        for tag in range(1, 100 if world > 4 else 1):
+            for other in range(world):
+                if other != rank:
+                    dist.isend(tensor, other, tag=tag)
+        return answers_01.begins_the_send_and_waits(tensor) if world > 1 else tensor.clone()
+
+    received = verdict_on("shift", talkative).finding.received
+    assert received == "isend to rank 1, isend to rank 2, isend to rank 3, and 1 more: nobody waited for it"
+
+
+def test_an_ignored_timeout_is_told_within_seconds():
+    verdict_on("assign_rank", answers_01.adds_twice)  # the server is warm
+    before = time.monotonic()
+    verdict = verdict_on("register", answers_01.ignores_the_timeout)
+    assert "`timeout` was 0.5 s" in verdict.reason
+    assert time.monotonic() - before < 12  # five on a machine that has nothing else to do
 
 
 def test_a_deadlock_is_told_at_once(monkeypatch):

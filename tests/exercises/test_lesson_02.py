@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from course_utils import launch
 from course_utils.exercises import judging, registry
+from course_utils.exercises.own import OwnVersion
 from course_utils.exercises.traffic import by_case
 from tests.exercises import answers_02
 from tests.exercises.judged import Family, text_of, verdict_on
@@ -60,10 +61,65 @@ def test_the_graders_fresh_cases_reject_a_wrong_ring(name):
 
 
 @pytest.mark.parametrize("exercise", MOVES)
-def test_what_the_lesson_goes_on_with_has_the_right_values_and_the_frameworks_traffic(exercise):
+def test_what_the_lesson_goes_on_with_has_the_right_values_and_is_no_answer(exercise):
     own = registry.find(exercise).own()
-    text = text_of(verdict_on(exercise, own))
-    assert "Here the framework did the work" in text
+    verdict = verdict_on(exercise, own)
+    assert verdict.finding.received == "a call of the course's version"  # its values were right
+    assert "Here the framework did the work" in text_of(verdict)
+    assert verdict_on(exercise, OwnVersion(exercise)).state == "not attempted"
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_an_answer_may_be_built_on_the_courses_version_of_another_exercise(seed):
+    first_half, ring = OwnVersion("reduce_scatter_ring"), OwnVersion("ring_all_reduce")
+
+    def ring_with_a_borrowed_half(tensor):
+        total = answers_02.copy_of(tensor)
+        chunks = list(total.view(-1).tensor_split(dist.get_world_size()))
+        first_half(chunks)
+        answers_02.gather_half(chunks)
+        return total
+
+    def mean_with_a_borrowed_ring(gradients):
+        flat = ring(torch.cat([gradient.reshape(-1) for gradient in gradients]) / dist.get_world_size())
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+    for exercise, answer in (
+        ("ring_all_reduce", ring_with_a_borrowed_half),
+        ("average_gradients", mean_with_a_borrowed_ring),
+    ):
+        verdict = verdict_on(exercise, answer, seed)
+        assert verdict.state == "passed", text_of(verdict)
+
+
+def test_what_is_borrowed_counts_as_the_traffic_that_it_stands_for():
+    first_half, ring = OwnVersion("reduce_scatter_ring"), OwnVersion("ring_all_reduce")
+
+    def half_a_ring(tensor):
+        total = answers_02.copy_of(tensor)
+        first_half(list(total.view(-1).tensor_split(dist.get_world_size())))
+        return total
+
+    def the_same_half_twice(tensor):
+        total = answers_02.copy_of(tensor)
+        chunks = list(total.view(-1).tensor_split(dist.get_world_size()))
+        first_half([chunk.clone() for chunk in chunks])
+        first_half(chunks)
+        answers_02.gather_half(chunks)
+        return total
+
+    def a_ring_per_gradient(gradients):
+        return [ring(gradient / dist.get_world_size()) for gradient in gradients]
+
+    for exercise, answer, words in (
+        ("ring_all_reduce", half_a_ring, "elements are wrong"),
+        ("ring_all_reduce", the_same_half_twice, "with the course's own versions"),
+        ("average_gradients", a_ring_per_gradient, "one ring for all of them"),
+    ):
+        verdict = verdict_on(exercise, answer)
+        assert verdict.state == "failed"
+        assert words in text_of(verdict)
 
 
 def test_an_untouched_cell_is_not_attempted():
@@ -102,3 +158,14 @@ def test_the_cut_between_cases_counts_rounds_afresh():
     assert [part.rounds for part in parts] == [6, 6]
     assert [[rank.bytes_sent for rank in part] for part in parts] == [[48] * 4] * 2
     assert by_case(trace, 3) == 0
+
+
+def test_the_grader_tries_each_world_size_in_one_launch():
+    import random
+
+    for exercise in MOVES:
+        trials = list(registry.find(exercise).cases(random.Random(1), True))
+        sizes = [trial.nprocs for trial in trials]
+        assert sizes[:5] == [1, 2, 3, 4, 5]
+        assert len(sizes) == 6
+        assert sum(len(trial.cases) for trial in trials) > 6

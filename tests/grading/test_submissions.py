@@ -304,6 +304,21 @@ def test_predictions_count_when_they_were_made_right_or_not(grade) -> None:
     assert grade(by_hand)["process_ids"].verdict == "passed"
 
 
+def test_trouble_of_the_judges_own_is_left_to_a_person_and_costs_nobody_else_anything(grade, tmp_path) -> None:
+    spoils_its_report = RIGHT_INTRODUCE.replace(
+        "return", "from course_utils.exercises import inside; inside.judged.take_notes = tuple\n    return"
+    )
+    rows = grade(IMPORTS, INTRODUCE.format(spoils_its_report), BRING_HOME.format(RIGHT_BRING_HOME))
+    row = rows["introduce"]
+    assert (row.verdict, row.points, row.out_of) == ("needs review", None, 1)
+    assert "The judge could not finish (ValueError: " in row.reason
+    assert "to be looked at by a person" in row.reason
+    assert rows["bring_home"].points == 2
+    table.write(rows.values(), SEED, tmp_path / "marks.csv")
+    with (tmp_path / "marks.csv").open(encoding="utf-8-sig", newline="") as file:
+        assert {line["points"] for line in csv.DictReader(file) if line["exercise"] == "introduce"} == {""}
+
+
 # --- G11, G12, G13: answers that look right --------------------------------------------------------------------------
 
 

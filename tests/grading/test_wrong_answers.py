@@ -61,19 +61,6 @@ def mark(lesson: str, exercise: str, answer: str) -> Mark:
     return next(mark for mark in marks_of(lesson, cells, Release({}), SEED) if mark.exercise.name == exercise)
 
 
-# What the judge's transport does not show yet: it takes its copy of a message at once and lets a rank send to itself,
-# where gloo reads the tensor late and refuses; it stops at an empty tensor that is a view, and notes no barrier.
-KNOWN = {
-    "does_not_wait_for_its_send": "a relayed isend takes its copy at once",
-    "forgets_the_single_rank_in_the_ring": "a relayed rank may send to itself",
-    "twice_around_the_ring": "a relayed send refuses an empty tensor whose stride is not 1",
-    "from_both_ends_at_once": "a relayed send refuses an empty tensor whose stride is not 1",
-    "ring_the_other_way": "a relayed send refuses an empty tensor whose stride is not 1",
-    "halving_by_recursion": "a relayed send refuses an empty tensor whose stride is not 1",
-    "ring_with_a_barrier": "a relayed barrier is not among the events of the trace",
-}
-
-
 def cases(kind: str, at_once: int) -> list[Any]:
     """All answers of a kind; of each exercise only some, evenly chosen, are judged without COURSE_LONG=1."""
     found = []
@@ -82,9 +69,7 @@ def cases(kind: str, at_once: int) -> list[Any]:
             names = list(family.wrong) if kind == "wrong" else [answer.__name__ for answer in family.right]
             step = -(-len(names) // at_once)
             for place, name in enumerate(names):
-                marks = [pytest.mark.xfail(reason=KNOWN[name], strict=False)] if name in KNOWN else []
-                if place % step:
-                    marks.append(pytest.mark.long)
+                marks = [pytest.mark.long] if place % step else []
                 found.append(pytest.param(lesson, family.exercise, name, marks=marks))
     return found
 
@@ -104,6 +89,68 @@ def test_G15_a_wrong_answer_loses_its_marks(lesson: str, exercise: str, answer: 
 def test_a_right_answer_of_any_style_keeps_its_marks(lesson: str, exercise: str, answer: str) -> None:
     told = mark(lesson, exercise, answer)
     assert told.verdict == "passed", told.reason
+
+
+RING = """\
+def ring_all_reduce(tensor):
+    total = copy_of(tensor)
+    chunks = list(total.view(-1).tensor_split(dist.get_world_size()))
+    reduce_scatter_ring(chunks)
+    all_gather_ring(chunks)
+    return total"""
+AVERAGE = """\
+def average_gradients(gradients):
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]) / dist.get_world_size()
+    parts = ring_all_reduce(flat).split([gradient.numel() for gradient in gradients])
+    return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]"""
+A_RING_EACH = """\
+def average_gradients(gradients):
+    return [ring_all_reduce(gradient / dist.get_world_size()) for gradient in gradients]"""
+BORROWS_UNASKED = """\
+def ring_all_reduce(tensor):
+    group = dist.distributed_c10d._get_default_group()
+    return sum(group.of_every_rank("reduce_scatter_ring", tensor.contiguous()))"""
+
+
+def marks_for(**answers: str) -> dict[str, tuple[str, str]]:
+    """The verdict and the reason for each of these exercises of lesson 02; an answer is a definition or a name."""
+    cells = [Cell(1, "code", definitions_of("02"))]
+    for number, (exercise, text) in enumerate(answers.items(), start=2):
+        answer = text if text.startswith("def ") else f"{exercise} = {text}"
+        cells.append(Cell(number, "code", f"# @exercise {exercise} points=1 minutes=1\n{answer}"))
+    found = {one.exercise.name: (one.verdict, one.reason) for one in marks_of("02", cells, Release({}), SEED)}
+    return {exercise: found[exercise] for exercise in answers}
+
+
+def test_who_failed_one_exercise_earns_the_marks_of_another_that_is_built_on_it() -> None:
+    told = marks_for(
+        reduce_scatter_ring="scatter_one_off",
+        all_gather_ring="gather_half",
+        ring_all_reduce=RING,
+        average_gradients=AVERAGE,
+    )
+    assert {exercise: verdict for exercise, (verdict, _) in told.items()} == {
+        "reduce_scatter_ring": "failed",
+        "all_gather_ring": "passed",
+        "ring_all_reduce": "passed",
+        "average_gradients": "passed",
+    }, told
+    told = marks_for(ring_all_reduce="ring_of_whole_tensors", average_gradients=AVERAGE)
+    assert [verdict for verdict, _ in told.values()] == ["failed", "passed"], told
+
+
+def test_what_stands_in_for_a_failed_exercise_is_counted_like_the_real_one() -> None:
+    told = marks_for(ring_all_reduce="ring_of_whole_tensors", average_gradients=A_RING_EACH)
+    verdict, reason = told["average_gradients"]
+    assert verdict == "failed"
+    assert "one ring for all of them" in reason
+
+
+def test_nobody_borrows_the_courses_version_who_was_not_given_it() -> None:
+    told = marks_for(reduce_scatter_ring="scatter_half", ring_all_reduce=BORROWS_UNASKED)
+    verdict, reason = told["ring_all_reduce"]
+    assert verdict == "failed"
+    assert "a call of the course's reduce_scatter_ring" in reason
 
 
 def test_every_exercise_with_a_check_has_wrong_answers() -> None:

@@ -1,0 +1,60 @@
+"""The course's own versions of exercises: what a lesson goes on with while the learner has no right answer.
+
+They are built on torch.distributed, and whatever uses them may still be judged: what they move is then not the answer's
+traffic, but noted under the name of the exercise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from . import inside
+from .registry import all_exercises
+
+_at_work: ContextVar[str] = ContextVar("the exercise whose own version is running", default="version")
+
+
+class OwnVersion:
+    """The course's version of an exercise; ranks get it by name."""
+
+    def __init__(self, exercise: str) -> None:
+        self.exercise = exercise
+        functools.update_wrapper(self, self._made())
+        self.__name__ = exercise
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = _at_work.set(self.exercise)
+        try:
+            return self._made()(*args, **kwargs)
+        finally:
+            _at_work.reset(before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnVersion, (self.exercise,)
+
+    def _made(self) -> Callable[..., Any]:
+        make = all_exercises()[self.exercise].own
+        assert make is not None
+        return make()
+
+
+def all_reduce(tensor: Any) -> None:
+    """Put the sum over all ranks into a contiguous tensor. In one call of an own version, at most one call of this."""
+    import torch.distributed as dist
+
+    if inside.judged is None:
+        dist.all_reduce(tensor)
+        return
+    group = dist.distributed_c10d._get_default_group()
+    if hasattr(group, "of_every_rank"):  # the judge's transport: the judge notes it, and carries it
+        first, *others = group.of_every_rank(_at_work.get(), tensor)
+        for other in others:
+            first += other  # in the order of the ranks, so that all get the same bits
+        tensor.copy_(first)
+    else:
+        inside.judged.note_own_call(_at_work.get(), tensor.numel() * tensor.element_size())
+        # the backend itself, so that a trace does not take it for a call of the answer
+        group._get_backend(tensor.device).allreduce([tensor], dist.AllreduceOptions()).wait()
