@@ -155,7 +155,7 @@ def test_the_package_imports_nothing_that_the_wheel_does_not_require() -> None:
             continue
         tops = {module.partition(".")[0] for module in imported_by(path)}
         used |= {distributions.get(top, top) for top in tops - sys.stdlib_module_names - {"course_utils", ""}}
-    optional = {"torch", "tensorflow", "ipykernel"}  # each used only where it is already there
+    optional = {"torch", "tensorflow", "horovod", "ipykernel"}  # each used only where it is already there
     assert used - optional == names(PROJECT["dependencies"])
 
 
