@@ -41,7 +41,8 @@ test: check $(PLATFORMS_READY) $(HOROVOD) ## Check the sources, run the tests an
 	@echo "Tests of the package and the repository, and every solved lesson under nbval:"
 	@$(RUN) -m pytest $(ARGS)
 	@echo "The launcher, on the Jupyter that Kaggle and Colab carry:"
-	@$(OLD_PYTEST) tests/platforms tests/launcher --ignore tests/launcher/frameworks --ignore tests/launcher/test_ranks.py
+	@$(OLD_PYTEST) tests/platforms tests/launcher --ignore tests/launcher/frameworks --ignore tests/launcher/test_ranks.py \
+	  --ignore tests/launcher/test_faults.py
 	@echo "Lesson 01, on the Jupyter that Kaggle and Colab carry:"
 	@COURSE_PLAIN=1 $(OLD_PYTEST) --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
 	  notebooks/solutions/01_*.ipynb
