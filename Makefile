@@ -14,6 +14,7 @@ RUN := $(VENV)/bin/python
 LAB := $(VENV)/.lab-ready
 DEV := $(VENV)/.dev-ready
 HOROVOD := $(VENV)/.horovod-ready
+RIVALS := $(VENV)/rivals
 PLATFORMS := .venv-platforms
 PLATFORMS_READY := $(PLATFORMS)/.ready
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -61,11 +62,14 @@ lessons: $(DEV) ## Build the editions of every lesson from notebooks/source (ARG
 	@echo "Building the learner editions and running the solved ones:"
 	@$(RUN) -m course_utils.authoring build $(ARGS)
 
-bench: $(DEV) ## Time imports, launches and rings against their targets
+bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks and rings against their targets
 	@echo "Timing an import, launches against other launchers, and rings against torch, in turns:"
-	@$(RUN) tests/benchmarks/bench_import.py && imports=0 || imports=1; \
-	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) && launches=0 || launches=1; \
-	 $(RUN) tests/benchmarks/bench_ring.py && exit $$((imports + launches))
+	@failed=0; \
+	 $(RUN) tests/benchmarks/bench_import.py || failed=1; \
+	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) || failed=1; \
+	 PYTHONPATH=$(RIVALS) $(RUN) tests/benchmarks/bench_frameworks.py || failed=1; \
+	 $(RUN) tests/benchmarks/bench_ring.py || failed=1; \
+	 exit $$failed
 
 release: $(DEV) ## Build the wheel and the bundle of learner editions into dist/
 	@echo "Building the wheel and the learners' bundle into dist/:"
@@ -108,6 +112,10 @@ $(HOROVOD): course_utils/horovod_build/recipe.py | $(DEV)
 	@echo "Bringing Horovod (built once for these versions of torch and TensorFlow):"
 	@if $(RUN) -m course_utils.horovod_build; then touch $@; \
 	  elif [ "$$REQUIRE_ALL" = 1 ]; then exit 1; else echo "The tests that need Horovod will be skipped."; fi
+
+# What the benchmarks measure themselves against, beside the environment and not in it.
+$(RIVALS): | $(DEV)
+	@$(RUN) -m pip --disable-pip-version-check install -qq --no-deps --target $@ decorator entrypoints ipyparallel tqdm
 
 site_packages := import sysconfig; print(sysconfig.get_path('purelib'))
 
