@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,11 +33,15 @@ def find_system(name: str) -> str:
     """Path of the program `name`; where it is absent, skip the test with the reason, or fail it under REQUIRE_ALL=1."""
     path = shutil.which(name)
     if path is None:
-        reason = f"needs {name}, which is not installed (.ci/run installs it)"
-        if REQUIRE_ALL:
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        go_without(f"needs {name}, which is not installed (.ci/run installs it)")
     return path
+
+
+def go_without(reason: str) -> NoReturn:
+    """Skip the test with the reason, or fail it under REQUIRE_ALL=1."""
+    if REQUIRE_ALL:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from course_utils.horovod_build import HorovodBuildFailed, needs, pace, showing,
 from course_utils.horovod_build.recipe import HOROVOD, Patch
 from course_utils.horovod_build.wanted import Wanted, is_installed, wanted
 
-from .conftest import REQUIRE_ALL, ROOT
+from .conftest import ROOT, go_without
 
 # The lines of the real files that the recipe changes, and their neighbours.
 REAL = {
@@ -704,10 +704,7 @@ def test_jobs_are_bounded_by_cores_and_by_memory(monkeypatch: pytest.MonkeyPatch
 def horovod() -> None:
     """The test needs the real Horovod: without it, skip with the reason, or fail under REQUIRE_ALL=1."""
     if not is_installed(wanted(HOROVOD)):
-        reason = "needs Horovod, which is not built here (python -m course_utils.horovod_build builds it)"
-        if REQUIRE_ALL:
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        go_without("needs Horovod, which is not built here (python -m course_utils.horovod_build builds it)")
 
 
 # One rank: the other ranks' number is added in an all-reduce, and a tape averages gradients over the ranks.

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from course_utils import launch
 from course_utils.errors import LaunchError, WorkerFailed, WorkerTimeout
 from tests.conftest import LONG
+from tests.kernels import await_that
 
 from .conftest import below_servers
 
@@ -117,10 +118,7 @@ def test_every_fault_ends_in_its_verdict_in_time_and_leaves_nothing(count: Calla
         finally:
             interrupt.cancel()
         assert time.monotonic() - started < MOST, story
-        gone_by = time.monotonic() + 5
-        while below_servers() and time.monotonic() < gone_by:
-            time.sleep(0.01)
-        assert not below_servers(), story
+        await_that(lambda: not below_servers(), 5, f"every rank to go after {story}")
     print(f"{number + 1} launches in {time.monotonic() - begun:.0f} s, seed {seed}")
     assert psutil.Process().num_fds() <= files + 3
     assert not list(Path("/dev/shm").glob("*course_utils*"))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 
+import cloudpickle
 import pytest
 
-from tests.conftest import REQUIRE_ALL
+from tests.conftest import go_without
+
+from . import ends
+
+cloudpickle.register_pickle_by_value(ends)  # no rank imports the tests
 
 
 def _need(package: str, how: str) -> None:
     if importlib.util.find_spec(package) is None:
-        reason = f"needs {package}, which is not installed ({how})"
-        if REQUIRE_ALL:
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        go_without(f"needs {package}, which is not installed ({how})")
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,8 @@ import pytest
 
 from course_utils import Ranks, launch
 from course_utils.errors import BadRequest, WorkerFailed, WorkerTimeout
+
+from .ends import WAYS, end, names
 
 pytestmark = pytest.mark.usefixtures("horovod_is_there")
 
@@ -44,31 +44,20 @@ def test_torch_and_tensorflow_can_be_used_in_one_function(tensorflow_is_there: N
     assert [(ours, theirs.tolist()) for ours, theirs in results] == [([3.0] * 3, [1.0] * 2)] * 2
 
 
-@pytest.mark.parametrize("way", ["raises", "exits", "is killed"])
+@pytest.mark.parametrize("way", WAYS)
 def test_L2_the_error_names_the_rank_that_failed(way: str, count: Callable[[int, int], int]) -> None:
     def worker(way: str) -> None:
         import horovod.torch as hvd
 
         summed()
         if hvd.rank() == 1:
-            if way == "raises":
-                raise ValueError("boom")
-            if way == "exits":
-                os._exit(3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(way)
         summed()
 
     for _ in range(count(4, 50)):
         with pytest.raises(WorkerFailed) as caught:
             in_horovod(worker, way)
-        error = caught.value
-        assert error.rank == 1
-        if way == "raises":
-            assert (error.exception_type, error.exception_message) == ("ValueError", "boom")
-        elif way == "exits":
-            assert (error.kind, error.exitcode) == ("exit", 3)
-        else:
-            assert (error.kind, error.signal) == ("signal", signal.SIGKILL)
+        names(caught.value, 1, way)
 
 
 def test_L17_a_rank_that_skips_an_allreduce_shows_in_the_table_of_the_timeout() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 
 from course_utils import launch
 from course_utils.errors import BadRequest, WorkerFailed, WorkerTimeout
+
+from .ends import WAYS, end, names
 
 pytestmark = pytest.mark.usefixtures("tensorflow_is_there")
 
@@ -66,29 +67,18 @@ def test_L7_a_worker_that_returns_early_stays_until_all_report() -> None:
     assert in_tensorflow(worker).results == ["done"] * 2
 
 
-@pytest.mark.parametrize("way", ["raises", "exits", "is killed"])
+@pytest.mark.parametrize("way", WAYS)
 def test_L2_the_error_names_the_worker_that_failed(way: str, count: Callable[[int, int], int]) -> None:
     def worker(way: str) -> None:
         summed()
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
-            if way == "raises":
-                raise ValueError("boom")
-            if way == "exits":
-                os._exit(3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(way)
         summed()
 
     for _ in range(count(2, 20)):
         with pytest.raises(WorkerFailed) as caught:
             in_tensorflow(worker, way)
-        error = caught.value
-        assert error.rank == 1
-        if way == "raises":
-            assert (error.exception_type, error.exception_message) == ("ValueError", "boom")
-        elif way == "exits":
-            assert (error.kind, error.exitcode) == ("exit", 3)
-        else:
-            assert (error.kind, error.signal) == ("signal", signal.SIGKILL)
+        names(caught.value, 1, way)
 
 
 def test_L18_a_TF_CONFIG_of_more_workers_than_there_are_ends_in_a_timeout_that_says_so() -> None:
@@ -124,7 +114,6 @@ def test_the_chiefs_return_ends_servers_and_results_come_by_role() -> None:
     assert run.by_role == {"chief": ["the chief's"], "worker": [None, None], "ps": [None]}
 
 
-@pytest.mark.parametrize("option", [{"trace": True}])
-def test_what_compiled_code_hides_is_not_offered(option: dict[str, Any]) -> None:
+def test_what_compiled_code_hides_is_not_offered() -> None:
     with pytest.raises(BadRequest, match="TensorFlow moves its tensors in compiled code"):
-        in_tensorflow(summed, **option)
+        in_tensorflow(summed, trace=True)
