@@ -309,7 +309,8 @@ def _cell_number(file: str) -> int | None:
         return known.get(file)
     cells = list(enumerate(shell.history_manager.input_hist_raw))  # IPython 7 keeps no map: it names a cell by its text
     for number, text in reversed(cells):
-        if shell.compile.get_code_name(text, text, number) == file:
+        whole = (text, text + "\n", text + "\n\n")  # the history drops the newlines that end a cell
+        if file in (shell.compile.get_code_name(cell, cell, number) for cell in whole):
             return number
     return None
 

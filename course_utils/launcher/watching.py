@@ -24,6 +24,7 @@ import torch.distributed as dist
 from .links import Port
 
 TRACED_BACKEND = "traced"
+_CALLBACKS_TAKE = 5.0  # seconds at most until the callback of a future that is done has run
 
 # ProcessGroup's method -> (the name learners know, which argument holds this rank's own data, which one the peer)
 _METHODS: dict[str, tuple[str, int, int | None]] = {
@@ -73,6 +74,7 @@ class Watch:
         self._events: list[dict[str, Any]] = []
         self._works: weakref.WeakKeyDictionary[Any, _Operation] = weakref.WeakKeyDictionary()
         self._waiting: dict[int, list[str]] = {}  # thread -> what it is in, innermost last
+        self._unnoted: dict[int, Any] = {}  # where only C++ waits: event -> the future that tells its end
         self._steps = 0
 
     def install(self) -> None:
@@ -106,6 +108,10 @@ class Watch:
 
     def events(self) -> list[dict[str, Any]]:
         """Return what was recorded under trace=True, in the order it was started."""
+        deadline = time.monotonic() + _CALLBACKS_TAKE
+        for event, future in list(self._unnoted.items()):  # DDP goes on as soon as it is done, its callback may run after
+            while future.done() and event in self._unnoted and time.monotonic() < deadline:
+                time.sleep(0.001)
         return self._events
 
     def watched_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,9 +166,11 @@ class Watch:
         def done(_: Any) -> None:
             if event["end"] is None:
                 event["end"] = time.monotonic() - self._epoch
+            self._unnoted.pop(id(event), None)
 
         with contextlib.suppress(RuntimeError):  # gloo has no future for reduce_scatter
-            work.get_future().add_done_callback(done)
+            self._unnoted[id(event)] = future = work.get_future()
+            future.add_done_callback(done)
 
     def _finish(self, operation: _Operation, work: Any) -> None:
         event = operation.event
