@@ -62,7 +62,9 @@ class Trial:
     """Cases that one launch tries in turn, all in the same world size.
 
     `scenario(answer, *inputs)` runs in each rank. With `group`, ranks have a process group. With `store`, each case has
-    a fresh TCPStore of the judge's, and its port comes first in inputs.
+    a fresh TCPStore of the judge's, and its port comes first in inputs. With `collectives`, the answer may call torch's
+    all_reduce and the like (a lesson after 02): a grader then gives it gloo, traced, where it otherwise carries the
+    messages itself and collectives do not exist.
     """
 
     nprocs: int
@@ -70,6 +72,7 @@ class Trial:
     cases: Sequence[Case]
     group: bool = False
     store: bool = False
+    collectives: bool = False
 
     @property
     def traced(self) -> bool:

@@ -67,6 +67,7 @@ def judged_apart(program: Program, trial: Trial, batch: list[list[tuple[Any, ...
             nprocs=trial.nprocs,
             timeout=patience,
             init=trial.group,
+            relayed=not trial.collectives,
         )
 
     try:
