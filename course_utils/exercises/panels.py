@@ -6,10 +6,10 @@ Under COURSE_PLAIN=1, and outside a notebook, the text alone is printed: one out
 from __future__ import annotations
 
 import html
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from ..front_end import in_a_notebook, is_plain
 
 # A colour says the state at a glance; the words beside it say it again.
 COLOURS = {
@@ -95,23 +95,12 @@ _CELL = "text-align:left;vertical-align:top;padding:1px 14px 1px 0;border:none"
 
 def show(panel: Panel) -> None:
     """Show a panel in the running cell, or print it where there is no notebook."""
-    if plain() or not _in_notebook():
+    if is_plain() or not in_a_notebook():
         print(panel.text())
         return
     from IPython.display import display
 
     display({"text/html": panel.html(), "text/plain": panel.text()}, raw=True)
-
-
-def plain() -> bool:
-    """Whether outputs must be plain text and the same at every execution (COURSE_PLAIN=1)."""
-    return os.environ.get("COURSE_PLAIN") == "1"
-
-
-def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return hasattr(shell, "kernel")
 
 
 def _safe(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import machine
-from .panels import plain
+from ..front_end import is_plain
 
 FORMAT = 1
 FOLDER = "course_utils"
@@ -107,7 +107,7 @@ def where() -> Path | None:
     named = os.environ.get("COURSE_PROGRESS")
     if named:
         return Path(named).expanduser()
-    if plain():
+    if is_plain():
         return None
     if machine.platform() == "kaggle":
         return Path("/kaggle/working", FILE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..front_end import is_plain
 from . import record
-from .panels import Panel, plain, show
+from .panels import Panel, show
 from .registry import LESSONS, Exercise, exercises_of
 
 _PARTS = ("exercises", "predictions")
@@ -37,7 +38,7 @@ def progress() -> None:
         )
         total, reachable = total + points, reachable + possible
     sentences = current.take_notes()
-    if not plain():
+    if not is_plain():
         sentences.append(f"Kept in {current.path}." if current.path else "Kept as long as this kernel runs.")
     if len(table) == 1:
         show(Panel("table", "Progress: nothing yet", sentences=sentences))

@@ -6,11 +6,12 @@ Under COURSE_PLAIN=1 only the first and the last line, without times, so that tw
 from __future__ import annotations
 
 import html
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from ..front_end import in_a_notebook, is_plain
 
 WIDTH = 30
 LINE_EVERY = 30.0  # seconds between two lines where nothing can be redrawn
@@ -98,10 +99,9 @@ class Progress:
 
 
 def _how() -> str:
-    if os.environ.get("COURSE_PLAIN") == "1":
+    if is_plain():
         return "plain"
-    ipython = sys.modules.get("IPython")
-    if hasattr(ipython.get_ipython() if ipython else None, "kernel"):
+    if in_a_notebook():
         return "notebook"
     return "terminal" if sys.stdout.isatty() else "lines"
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import RankState, WorkerFailed, WorkerTimeout
+from ..front_end import is_plain
 
 Frame = list[Any]  # [file, line, function]; JSON has no tuples
 
@@ -295,7 +296,7 @@ def place(file: str, line: int) -> str:
 
 
 def _cell_number(file: str) -> int | None:
-    if os.environ.get("COURSE_PLAIN") == "1":  # a cell's number depends on who executes the notebook
+    if is_plain():  # a cell's number depends on who executes the notebook
         return None
     in_its_name = re.match(r"<ipython-input-(\d+)-", file)
     if in_its_name:

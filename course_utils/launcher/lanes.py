@@ -8,7 +8,6 @@ state, and bounded.
 from __future__ import annotations
 
 import html
-import sys
 import time
 import uuid
 from collections import deque
@@ -19,13 +18,6 @@ SECONDS_BETWEEN_UPDATES = 0.1
 CHARACTERS = 20_000  # of all ranks together, in each of the two forms
 _SIDE_BY_SIDE = 60  # characters: lanes with longer lines lie below each other
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, for all eyes
-
-
-def in_a_notebook() -> bool:
-    """Whether what is displayed now reaches a notebook, and sys.stdout is that notebook's own stream."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return hasattr(shell, "kernel") and type(sys.stdout).__module__ == "ipykernel.iostream"
 
 
 class Excerpt:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import os
 import shutil
 import sys
 import weakref
@@ -17,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from .lanes import Lanes, in_a_notebook
+from ..front_end import is_plain, prints_to_a_notebook
+from .lanes import Lanes
 
 MAX_LINES = 200
 MAX_CHARACTERS = 20_000
@@ -121,10 +121,10 @@ class Console:
 
     def __init__(self, nprocs: int, silent: bool = False) -> None:
         self._silent = silent
-        self._plain = os.environ.get("COURSE_PLAIN") == "1"
+        self._plain = is_plain()
         self._kept: list[list[str]] = [[] for _ in range(nprocs)]
         self._room = [_Room() for _ in range(nprocs)]
-        self._lanes = Lanes(nprocs) if not silent and not self._plain and in_a_notebook() else None
+        self._lanes = Lanes(nprocs) if not silent and not self._plain and prints_to_a_notebook() else None
         self._colour = not self._plain and _shows_colour()
 
     def show(self, rank: int, lines: Sequence[str], partial: str = "") -> None:

@@ -109,7 +109,7 @@ class Watch:
     def events(self) -> list[dict[str, Any]]:
         """Return what was recorded under trace=True, in the order it was started."""
         deadline = time.monotonic() + _CALLBACKS_TAKE
-        for event, future in list(self._unnoted.items()):  # DDP goes on as soon as it is done, its callback may run after
+        for event, future in list(self._unnoted.items()):  # DDP goes on when it is done, its callback may be late
             while future.done() and event in self._unnoted and time.monotonic() < deadline:
                 time.sleep(0.001)
         return self._events

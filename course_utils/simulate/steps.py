@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from ..front_end import is_plain
 from .record import Message, Messages
 
 SHOWN_RANKS = 16
@@ -64,7 +64,7 @@ class Step:
         return self.text()
 
     def _repr_html_(self) -> str | None:
-        return None if _plain() else self.html()
+        return None if is_plain() else self.html()
 
     def _title(self) -> str:
         return f"round {self.number} of {self.rounds}" if self.number else "before the first round"
@@ -135,7 +135,7 @@ class Steps(Sequence[Step]):
         return str(self)
 
     def _repr_html_(self) -> str | None:
-        if _plain():
+        if is_plain():
             return None
         return "".join([step.html() for step in self._shown()] + [f"<div>{line}</div>" for line in self._rest()])
 
@@ -175,10 +175,6 @@ def as_plain(value: Any) -> Any:
 
 
 _CELL = "text-align:left;vertical-align:top;padding:1px 14px 1px 0;border:none;font-family:monospace"
-
-
-def _plain() -> bool:
-    return os.environ.get("COURSE_PLAIN") == "1"
 
 
 def _carried(message: Message) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import html
 import io
-import os
 from typing import TYPE_CHECKING, Any
+
+from ..front_end import is_plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ class Picture:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         encoded = base64.b64encode(self.png()).decode()
         bundle = {"image/png": encoded, "text/plain": self.words}
-        if os.environ.get("COURSE_PLAIN") != "1":  # a stored PNG is not compared, HTML would be
+        if not is_plain():  # a stored PNG is not compared, HTML would be
             words = html.escape(self.words, quote=True)
             style = "max-width:100%;border-radius:4px"
             bundle["text/html"] = f'<img alt="{words}" style="{style}" src="data:image/png;base64,{encoded}">'

@@ -56,13 +56,13 @@ def test_in_a_notebook_it_is_one_display_of_two_forms(monkeypatch):
 
     shown = []
     monkeypatch.delenv("COURSE_PLAIN")
-    monkeypatch.setattr(panels, "_in_notebook", lambda: True)
+    monkeypatch.setattr(panels, "in_a_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda data, raw: shown.append((sorted(data), raw)))
     panels.show(PANEL)
     assert shown == [(["text/html", "text/plain"], True)]
 
 
 def test_under_course_plain_it_is_printed_text_alone(monkeypatch, capsys):
-    monkeypatch.setattr(panels, "_in_notebook", lambda: True)
+    monkeypatch.setattr(panels, "in_a_notebook", lambda: True)
     panels.show(PANEL)
     assert capsys.readouterr().out == PANEL.text() + "\n"
