@@ -266,10 +266,11 @@ def reduce_scatter_ring(chunks):
     for step in range(world - 1):
         outgoing, incoming = chunks[(rank - step - 1) % world], chunks[(rank - step - 2) % world]
         arrived = room[: len(incoming)]
-        request = dist.isend(outgoing, right)
-        dist.recv(arrived, left)
+        receiving = dist.irecv(arrived, left)  # before the send: whoever sends then finds the room ready
+        sending = dist.isend(outgoing, right)
+        receiving.wait()
         incoming += arrived
-        request.wait()
+        sending.wait()
     ### END SOLUTION
 
 
@@ -291,9 +292,10 @@ def all_gather_ring(chunks):
     right, left = (rank + 1) % world, (rank - 1) % world
     for step in range(world - 1):
         outgoing, incoming = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
-        request = dist.isend(outgoing, right)
-        dist.recv(incoming, left)
-        request.wait()
+        receiving = dist.irecv(incoming, left)
+        sending = dist.isend(outgoing, right)
+        receiving.wait()
+        sending.wait()
     ### END SOLUTION
 
 
@@ -700,8 +702,8 @@ def segmented_ring(chunks, segment):
         room = rooms[number % 2][: len(summing[number])]
         return room, dist.irecv(room, left)
 
-    sending = [dist.isend(piece, right) for piece in pieces[rank - 1]]
     under_way = [receive(number) for number in range(min(2, len(summing)))]
+    sending = [dist.isend(piece, right) for piece in pieces[rank - 1]]
     for number, piece in enumerate(summing):
         room, request = under_way.pop(0)
         request.wait()
