@@ -20,6 +20,9 @@ PLATFORMS_READY := $(PLATFORMS)/.ready
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 # Old packages warn about many things that are theirs to mend: there, warnings are no errors.
 OLD_PYTEST := $(PLATFORMS)/bin/python -m pytest -W default
+# Of the launcher, what meets the old Jupyter and the old psutil; `make test-long` runs all but other frameworks there.
+OLD_LAUNCHER := $(addprefix tests/launcher/test_,environment.py kernel.py output.py processes.py)
+OLD_LAUNCHER_WHOLE := tests/launcher $(addprefix --ignore tests/launcher/,frameworks test_ranks.py test_faults.py)
 
 # The address that JupyterLab prints is lesson 00's; it asks no server for news, and runs for root only when told to.
 LAB_OPTIONS := --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb --LabApp.news_url=None \
@@ -42,8 +45,7 @@ test: check $(PLATFORMS_READY) $(HOROVOD) ## Check the sources, run the tests an
 	@echo "Tests of the package and the repository, and every solved lesson under nbval:"
 	@$(RUN) -m pytest $(ARGS)
 	@echo "The launcher, on the Jupyter that Kaggle and Colab carry:"
-	@$(OLD_PYTEST) tests/platforms tests/launcher --ignore tests/launcher/frameworks --ignore tests/launcher/test_ranks.py \
-	  --ignore tests/launcher/test_faults.py
+	@$(OLD_PYTEST) tests/platforms tests/test_front_end.py $(if $(COURSE_LONG),$(OLD_LAUNCHER_WHOLE),$(OLD_LAUNCHER))
 	@echo "Lesson 01, on the Jupyter that Kaggle and Colab carry:"
 	@COURSE_PLAIN=1 $(OLD_PYTEST) --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
 	  notebooks/solutions/01_*.ipynb
@@ -63,7 +65,7 @@ lessons: $(DEV) ## Build the editions of every lesson from notebooks/source (ARG
 	@$(RUN) -m course_utils.authoring build $(ARGS)
 
 bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks and rings against their targets
-	@echo "Timing an import, launches against other launchers, and rings against torch, in turns:"
+	@echo "Timing an import, launches and calls of ranks against other launchers, and rings against torch, in turns:"
 	@failed=0; \
 	 $(RUN) tests/benchmarks/bench_import.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) || failed=1; \
