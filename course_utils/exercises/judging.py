@@ -211,20 +211,22 @@ def _first_finding(exercise: Exercise, trial: Trial, run: Any, may_use: Collecti
 
 
 def _with_requests(case: Case, finding: Finding | None, unwaited: Sequence[Sequence[str]]) -> Finding | None:
-    """A finding on requests that nobody waited for; where the value is wrong too, they are named as a likely cause."""
+    """A finding on requests that nobody waited for; where the value is wrong too, they are named as a likely cause.
+
+    Whether such a message arrives in time is a matter of luck: the words that help are the same either way.
+    """
     rank = next((rank for rank, words in enumerate(unwaited) if words), None)
     if rank is None:
         return finding
-    left = ", ".join(unwaited[rank])
-    if finding:
-        why = f"{finding.why} Rank {rank} has not waited for a request that it made ({left}): that may be the cause."
-        return replace(finding, why=why.strip())
+    left = f"{', '.join(unwaited[rank])}: nobody waited for it"
     why = (
         "isend and irecv return at once, with a request; only when its wait() has returned, the message is through and "
         "the tensor yours again. A request that nobody keeps can even take its message with it, and the receiver waits "
         "for ever."
     )
-    return Finding(case.given, "every request waited for", f"{left}: nobody waited for it", rank, why)
+    if finding:
+        return replace(finding, why=f"{finding.why} On rank {rank}, {left}, which may be the cause. {why}".strip())
+    return Finding(case.given, "every request waited for", left, rank, why)
 
 
 def _borrowed(

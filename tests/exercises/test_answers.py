@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import threading
@@ -18,7 +19,7 @@ from course_utils.errors import AnswerNeeded, BadRequest
 from course_utils.exercises import answer_needed, inside, judging, registry
 from course_utils.simulate import run_simulated
 from tests.exercises import answers_00, answers_01
-from tests.exercises.judged import verdict_on
+from tests.exercises.judged import text_of, verdict_on
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(answers_00)
@@ -281,7 +282,22 @@ def test_a_request_that_nobody_waits_for_is_named_beside_a_wrong_value():
     verdict = verdict_on("shift", hasty)
     assert verdict.state == "failed"
     assert verdict.finding.received.startswith("[0, 0]")
-    assert "Rank 0 has not waited for a request that it made (irecv from rank 1)" in verdict.finding.why
+    assert "On rank 0, irecv from rank 1: nobody waited for it, which may be the cause" in verdict.finding.why
+
+
+def test_the_words_on_a_dropped_request_do_not_depend_on_whether_its_message_arrived():
+    def dropped(share, tensor):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        arrived = torch.zeros_like(tensor)
+        if world > 1:
+            dropped.request = dist.isend(tensor * share, (rank + 1) % world)
+            dist.recv(arrived, (rank - 1) % world)
+        return arrived if world > 1 else tensor.clone()
+
+    for share in (1, 0):
+        text = text_of(verdict_on("shift", functools.partial(dropped, share)))
+        assert "isend to rank 1: nobody waited for it" in text
+        assert "take its message with it" in text
 
 
 def test_of_thousands_of_requests_without_a_wait_a_few_are_named():
