@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .handwritten import Digits, digits
+from .mnist_files import mnist, mnist_or_digits
 
-__all__ = ["Digits", "digits"]
+__all__ = ["Digits", "digits", "mnist", "mnist_or_digits"]

@@ -7,6 +7,7 @@ digits written by 13 people, scanned at 32 x 32 and reduced to counts of dark pi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,11 @@ PARTS = {"train": slice(0, 1437), "test": slice(1437, 1797), "all": slice(0, 179
 
 @dataclass(frozen=True)
 class Digits:
-    """A part of the digits, as numpy arrays.
+    """A part of the digits, or of MNIST, as numpy arrays.
 
     `images` has shape (n, 64), float32, each pixel from 0 (paper) to 1 (ink), row after row of the 8 x 8 picture;
-    `labels` has shape (n,), int64, 0 to 9. `part` is "train", "test" or "all"; `source` says which data this is.
+    MNIST's have 28 x 28. `labels` has shape (n,), int64, 0 to 9. `part` is "train", "test" or "all"; `source` says
+    which data this is.
     """
 
     images: NDArray[Any]
@@ -36,7 +38,8 @@ class Digits:
         return len(self.labels)
 
     def __str__(self) -> str:
-        return f"{len(self):,} handwritten digits of 8 x 8 pixels ({self.part}): {self.source}"
+        side = math.isqrt(self.images.shape[1])
+        return f"{len(self):,} handwritten digits of {side} x {side} pixels ({self.part}): {self.source}"
 
     __repr__ = __str__
 

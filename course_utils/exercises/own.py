@@ -58,3 +58,19 @@ def all_reduce(tensor: Any) -> None:
         inside.judged.note_own_call(_at_work.get(), tensor.numel() * tensor.element_size())
         # the backend itself, so that a trace does not take it for a call of the answer
         group._get_backend(tensor.device).allreduce([tensor], dist.AllreduceOptions()).wait()
+
+
+def gather(value: Any) -> list[Any]:
+    """Return every rank's value, by rank; for versions that may use torch's collectives (a lesson after 02)."""
+    import torch.distributed as dist
+
+    note()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def note() -> None:
+    """See to it that an answer which calls this own version is known to do so, where answers are judged."""
+    if inside.judged is not None:
+        inside.judged.note_own_call(_at_work.get(), 0)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .judging import Cases
 
-LESSONS = {"00": "start here", "01": "ranks and rendezvous", "02": "all-reduce from scratch"}
+LESSONS = {
+    "00": "start here",
+    "01": "ranks and rendezvous",
+    "02": "all-reduce from scratch",
+    "03": "data parallel by hand",
+}
 
 
 @dataclass(frozen=True)
