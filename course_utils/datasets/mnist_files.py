@@ -67,7 +67,8 @@ def mnist(part: str = "train", folder: str | Path | None = None) -> Digits:
     looked = ", ".join(str(place) for place in places)
     raise FileNotFoundError(
         f"no MNIST below {looked}. On Kaggle, attach a data set with the four idx files (or mnist_train.csv and "
-        "mnist_test.csv) to the notebook; elsewhere give the folder that holds them, mnist(part, folder), or use digits()."
+        "mnist_test.csv) to the notebook; elsewhere give the folder that holds them, mnist(part, folder), or use "
+        "digits()."
     )
 
 

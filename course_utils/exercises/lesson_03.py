@@ -159,8 +159,8 @@ def _judge_broadcast(given: str, kind: _Kind, starts: list[Any], results: list[A
     for rank, told in enumerate(results):
         if not told["kept"]:
             why = (
-                "An optimizer holds the parameters themselves. Write into them (copy_, or a broadcast of the tensor) in "
-                "place of putting new ones there, and leave requires_grad as it was."
+                "An optimizer holds the parameters themselves. Write into them (copy_, or a broadcast of the tensor) "
+                "in place of putting new ones there, and leave requires_grad as it was."
             )
             return Finding(given, "the same Parameter objects, with other values", "other objects", rank, why)
     return None
@@ -302,6 +302,10 @@ def _reduce(
     model = _model(kind, arrays)
     if backward:
         _mean_loss(model, inputs, labels).backward()
+        if not len(labels):  # torch gives zeros here; a loss that is scaled by its own mean gives these
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.fill_(float("nan"))
     answer(model, len(labels))
     gradients = {name: None if one.grad is None else plain(one.grad) for name, one in model.named_parameters()}
     kept = all(
@@ -344,7 +348,7 @@ def _reductions(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _reduce_case(world: int, kind: _Kind, counts: list[int], through: bool, rng: random.Random) -> Case:
-    """`through`: a rank with an empty batch has run a backward all the same, so that its gradients are NaN."""
+    """`through`: a rank with an empty batch has gradients all the same, of NaN, as a mean over nothing is."""
     draw = _generator(rng)
     start, batches = _drawn(kind, draw), _sorted_batch(kind, counts, draw)
     given = f"{_count(world, 'rank')} with {_listed(counts)} samples, {kind}"
@@ -419,7 +423,10 @@ def _why_not_the_mean(name: str, got: Any, rank: int, counts: list[int], alone: 
 
     world = len(counts)
     if not np.isfinite(got).all():
-        return "The mean over no samples is NaN (0/0), and NaN times zero is NaN. A rank without samples has to bring zeros."
+        return (
+            "A mean over no samples may be NaN (0/0), and NaN times zero is NaN. Whatever its gradients hold, a rank "
+            "without samples has to bring zeros."
+        )
     own_gradient = alone[rank][name]
     if own_gradient is not None and _close(got, own_gradient):
         return "That is this rank's own gradient: nothing has come from the others."
@@ -438,8 +445,8 @@ def _wrong_weights(counts: Sequence[int]) -> list[tuple[list[float], str]]:
     return [
         (
             [1.0] * world,
-            "The gradients are summed. The gradient of a mean loss is a mean; with the sum, every step is so many times "
-            "too long.",
+            "The gradients are summed. The gradient of a mean loss is a mean; with the sum, every step is so many "
+            "times too long.",
         ),
         (
             [1 / world] * world,
@@ -450,8 +457,8 @@ def _wrong_weights(counts: Sequence[int]) -> list[tuple[list[float], str]]:
             [1 / filled] * world,
             "That is the mean of the means of the ranks that have samples. Weight by the number of samples.",
         ),
-        ([part / world for part in share], "Divided twice: by the samples, and by the ranks once more."),
         ([1 / world**2] * world, "Divided twice by the number of ranks."),
+        ([part / world for part in share], "Divided twice: by the samples, and by the ranks once more."),
         (
             [float(count) for count in counts],
             "That is the sum over all samples: divide it by the number of samples of all ranks.",
@@ -649,7 +656,10 @@ def _why_not_one_process(
             "NaN: the mean over an empty batch is 0/0. A rank without samples must bring zeros, and no loss of its own."
         )
     if all(np.array_equal(state[name][2], starts[rank][name]) for name in right):
-        return "These are the values that it started with: nothing was trained. Is optimizer.step() called, before after_step()?"
+        return (
+            "These are the values that it started with: nothing was trained. Is optimizer.step() called, before "
+            "after_step()?"
+        )
     if all(np.array_equal(state[name][2], starts[0][name]) for name in right):
         return "These are rank 0's first values: after_step() comes when the step has been made."
     replays: list[tuple[Any, dict[str, bool], str]] = [
@@ -768,8 +778,7 @@ def _numbers(array: Any) -> str:
     return f"[{shown}, ...] ({flat.size} numbers)" if flat.size > 4 else f"[{shown}]"
 
 
-# ---- what the lesson goes on with while there is no right answer: everything is gathered everywhere, which no one would
-# ---- do with a large model
+# ---- what the lesson goes on with while there is no right answer: all is gathered everywhere, too much if it were large
 
 
 def _own_broadcast(model: Any) -> None:
@@ -782,7 +791,7 @@ def _own_shard(length: int, rank: int, world: int, epoch: int, seed: int) -> lis
     from torch.utils.data import DistributedSampler
 
     own.note()
-    sampler: Any = DistributedSampler(range(length), num_replicas=1, rank=0, seed=seed)  # type: ignore[arg-type]
+    sampler: Any = DistributedSampler(range(length), num_replicas=1, rank=0, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)[rank::world]
 
@@ -881,15 +890,15 @@ EXERCISES = (
         own=lambda: _own_reduce,
         own_name="dist.all_gather_object",
         hints=(
-            "The mean over all samples is the sum over ranks of (count / total) times the rank's own mean. So one number "
-            "has to be summed first: total.",
+            "The mean over all samples is the sum over ranks of (count / total) times the rank's own mean. So one "
+            "number has to be summed first: total.",
             "A collective is called by all ranks or by none. A rank that has nothing to bring brings zeros, and a rank "
             "must never decide by what it alone knows whether to call.",
             "Whether *any* rank has a gradient for a parameter is a question for an all-reduce too: each brings a 1 or "
             "a 0.",
             "For each parameter: there = torch.tensor(float(count > 0 and parameter.grad is not None)); "
-            "dist.all_reduce(there). If it is 0, the gradient is None; else all-reduce parameter.grad * (count / total), "
-            "or torch.zeros_like(parameter) on a rank that has none.",
+            "dist.all_reduce(there). If it is 0, the gradient is None; else all-reduce parameter.grad * (count / "
+            "total), or torch.zeros_like(parameter) on a rank that has none.",
         ),
     ),
     Exercise(
@@ -902,8 +911,8 @@ EXERCISES = (
         own=lambda: _own_training,
         own_name="dist.all_gather_object",
         hints=(
-            "Five things, in this order: broadcast once; then for each batch clear the gradients, run backward, reduce, "
-            "step.",
+            "Five things, in this order: broadcast once; then for each batch clear the gradients, run backward, "
+            "reduce, step.",
             "A rank with an empty batch has no loss: no forward, no backward. But it must not skip the rest, since the "
             "others wait for it in reduce_gradients, and its replica has to move with theirs.",
             "if len(labels): F.cross_entropy(model(inputs), labels).backward(). Then, on every rank: "
@@ -919,7 +928,8 @@ EXERCISES = (
         cases=_starts,
         hints=(
             "A generator's numbers follow from its seed. What should be equal on all ranks, and what should not?",
-            "Weights are drawn while make_model() runs, dropout masks later. A generator can be seeded between the two.",
+            "Weights are drawn while make_model() runs, dropout masks later. A generator can be seeded between the "
+            "two.",
             "torch.manual_seed(seed), then make_model(), then torch.manual_seed with something in which the rank "
             "occurs.",
         ),

@@ -7,7 +7,8 @@ who cannot see it. The colours hold on a light and on a dark page, and no figure
 from __future__ import annotations
 
 from .costs import time_against_size
+from .curves import lines_over_steps, share_bars
 from .messages import chunk_movement, message_rounds
 from .picture import Picture
 
-__all__ = ["Picture", "chunk_movement", "message_rounds", "time_against_size"]
+__all__ = ["Picture", "chunk_movement", "lines_over_steps", "message_rounds", "share_bars", "time_against_size"]
