@@ -778,7 +778,7 @@ def _numbers(array: Any) -> str:
     return f"[{shown}, ...] ({flat.size} numbers)" if flat.size > 4 else f"[{shown}]"
 
 
-# ---- what the lesson goes on with while there is no right answer: all is gathered everywhere, too much if it were large
+# ---- what the lesson goes on with while there is no right answer: all is gathered everywhere, which does not scale
 
 
 def _own_broadcast(model: Any) -> None:
