@@ -876,7 +876,7 @@ EXERCISES = (
     ),
     Exercise(
         name="sum_learning_rate",
-        title="the learning rate that makes summed gradients of 4 ranks step like the mean does at 0.2",
+        title="the learning rate that makes summed gradients of 4 ranks step like the mean does at 0.8",
         kind="predict",
         points=1,
     ),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .picture import COLOURS, FAINT, INK, Picture, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES = ("-", "--", ":", "-.")  # lines that lie on each other can be told apart: later ones are broken and thinner
+# lines that lie on each other can be told apart: the first is broad and whole, later ones are broken
+STYLES = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1, 2)), (0, (2.5, 2.5)), (0, (8, 2, 1, 2, 1, 2)))
+WIDTHS = (3.6, 2.0, 2.2, 1.8, 2.0, 1.6)
 Values = Sequence[float] | Mapping[float, float]
 
 
@@ -49,17 +51,25 @@ def lines_over_steps(
             colour, style, width = looks[name]
             xs, ys = _points(values, title in log)
             (handles[name],) = axes.plot(
-                xs, ys, style, color=colour, linewidth=width, marker="o" if marked else None, markersize=5, label=name
+                xs,
+                ys,
+                linestyle=style,
+                color=colour,
+                linewidth=width,
+                marker="o" if marked else None,
+                markersize=5,
+                label=name,
             )
         axes.set_title(title, fontsize=11, loc="left")
         axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if title in log else "linear")
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 2.5
         if doubling:
             _double(axes, sorted({x for values in series.values() for x in _points(values, False)[0]}))
         axes.grid(color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
     if len(names) > 1:
         figure.legend(
-            handles.values(), handles, loc="outside lower center", ncols=min(len(names), 3), frameon=False, fontsize=9,
+            handles.values(), handles, loc="outside lower center", ncols=_columns(names, figure.get_figwidth()), frameon=False, fontsize=9,
             labelcolor=INK, handlelength=3,
         )  # fmt: skip
     told = "; ".join(
@@ -85,7 +95,13 @@ def share_bars(
     for number, (name, values) in enumerate(groups.items()):
         places = [place + (number - (len(groups) - 1) / 2) * width for place in range(len(labels))]
         drawn = axes.bar(places, values, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
-        axes.bar_label(drawn, [f"{value:.3g}" for value in values], fontsize=9, color=INK, padding=2)
+        axes.bar_label(
+            drawn,
+            [f"{value:.3g}" if value >= 1 else f"{value:.1g}" for value in values],
+            fontsize=9,
+            color=INK,
+            padding=2,
+        )
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
     axes.set(ylabel=ylabel)
@@ -100,8 +116,13 @@ def share_bars(
     return Picture(figure, f"{title or 'Bars'} ({ylabel}). {pairs}." if ylabel else f"{title or 'Bars'}. {pairs}.")
 
 
-def _looks() -> zip[tuple[str, str, float]]:
-    return zip(cycle(COLOURS), cycle(STYLES), cycle((2.6, 2.0, 2.2, 1.6)))
+def _looks() -> Iterator[tuple[str, Any, float]]:
+    return zip(cycle(COLOURS), cycle(STYLES), cycle(WIDTHS))
+
+
+def _columns(names: Sequence[str], inches: float) -> int:
+    """How many columns of a legend fit beside each other, with its strokes."""
+    return max(1, min(len(names), 4, int(inches / (0.75 + 0.072 * max(map(len, names))))))
 
 
 def _points(values: Values, positive: bool) -> tuple[list[float], list[float]]:

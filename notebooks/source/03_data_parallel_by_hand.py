@@ -62,8 +62,8 @@ print(f"the model has {len(flat(make_model())):,} parameters")
 #
 # $$g = \frac{1}{n}\sum_{i=1}^{n} \nabla \ell_i = \sum_{r=1}^{N} \frac{n_r}{n}\, g_r$$
 #
-# If all replicas start equal and all take a step along this same $g$, they stay equal, and equal to the one process. Two
-# conditions hide in that sentence, *start equal* and *this same $g$*, and each has a section below.
+# If all replicas start equal and all take a step along this same $g$, they stay equal, and equal to the one process.
+# Two conditions hide in that sentence, *start equal* and *this same $g$*, and each has a section below.
 #
 # ## Start equal
 #
@@ -79,7 +79,7 @@ def train_from(start, steps=100, rate=0.1):
     model = make_model()
     start(model)
     losses, distances = [], []
-    for step in range(steps + 1):
+    for _ in range(steps + 1):
         of_rank_0 = flat(model)
         dist.broadcast(of_rank_0, src=0)
         distances.append((flat(model) - of_rank_0).norm().item())
@@ -97,8 +97,8 @@ def as_it_comes(model):
 
 # %% [markdown]
 # **Predict.** Two replicas start a distance $d$ apart (the length of the difference of their parameters). They make 100
-# steps, all with the same averaged gradients. What is their distance then, divided by $d$? Near 0 if averaging pulls them
-# together, more than 1 if they drift.
+# steps, all with the same averaged gradients. What is their distance then, divided by $d$? Near 0 if averaging pulls
+# them together, more than 1 if they drift.
 
 # %%
 # @exercise drift_ratio points=1 minutes=3 kind=predict
@@ -116,16 +116,17 @@ for rank, (losses, distances) in enumerate(apart):
 drift_ratio = apart[1][1][-1] / apart[1][1][0]
 
 # %% [markdown]
-# The distance has not moved at all. All replicas subtract *the same* numbers in every step, so whatever separated them at
-# the start separates them at the end. Averaging gradients never repairs parameters. (With momentum it would be the same;
-# weight decay would shrink the distance, slowly.) And there was no error: four losses fell.
+# The distance has not moved at all. All replicas subtract *the same* numbers in every step, so whatever separated them
+# at the start separates them at the end. Averaging gradients never repairs parameters. (With momentum it would be the
+# same; weight decay would shrink the distance, slowly.) And there was no error: four losses fell.
 #
 # ### Exercise: broadcast the model (10 minutes, 3 points)
 #
-# Write `broadcast_parameters(model)`: afterwards every rank's model has rank 0's values, bit for bit. That is everything
-# the forward depends on: parameters, also frozen ones that no optimizer touches, and buffers, such as the running
-# statistics of a batch norm or a counter of integers. Write into the tensors in place; an optimizer made earlier holds
-# on to the parameter objects. From this lesson on, `dist.broadcast`, `dist.all_reduce` and the like are yours to use.
+# Write `broadcast_parameters(model)`: afterwards every rank's model has rank 0's values, bit for bit. That is
+# everything the forward depends on: parameters, also frozen ones that no optimizer touches, and buffers, such as the
+# running statistics of a batch norm or a counter of integers. Write into the tensors in place; an optimizer made
+# earlier holds on to the parameter objects. From this lesson on, `dist.broadcast`, `dist.all_reduce` and the like are
+# yours to use.
 
 
 # %%
@@ -142,7 +143,7 @@ broadcast_parameters = check("broadcast_parameters", broadcast_parameters)
 
 # %%
 together = launch(train_from, broadcast_parameters, nprocs=WORLD).results
-panels = {"loss on its own shard, rank 1": {}, "distance from rank 1 to rank 0": {}}
+panels = {"loss of rank 1 on its own shard": {}, "distance from rank 1 to rank 0": {}}
 for name, result in (("no broadcast", apart), ("broadcast", together)):
     for panel, values in zip(panels, result[1], strict=True):
         panels[panel][name] = values
@@ -210,10 +211,10 @@ print(f"taken more than once: {sum(shares['a permutation per rank'][2:]):.1f}%")
 #
 # ### Exercise: shard (12 minutes, 4 points)
 #
-# Write `shard(length, rank, world, epoch, seed)`, which returns this rank's indices for this epoch: a random permutation
-# of `range(length)` that is the same on all ranks, another one in each epoch, divided so that the shards differ by at
-# most one sample. Nothing is doubled, dropped or padded. Draw from a generator of its own: `torch.manual_seed` would
-# reseed the whole process, which comes back to haunt us below.
+# Write `shard(length, rank, world, epoch, seed)`, which returns this rank's indices for this epoch: a random
+# permutation of `range(length)` that is the same on all ranks, another one in each epoch, divided so that the shards
+# differ by at most one sample. Nothing is doubled, dropped or padded. Draw from a generator of its own:
+# `torch.manual_seed` would reseed the whole process, which comes back to haunt us below.
 
 
 # %%
@@ -230,8 +231,8 @@ shard = check("shard", shard)
 
 
 # %% [markdown]
-# A `DataLoader` wants a sampler, an object that is asked anew for its indices at the start of each epoch. It cannot know
-# which epoch it is; somebody has to say so. That is all that `set_epoch` does, here and in PyTorch's own
+# A `DataLoader` wants a sampler, an object that is asked anew for its indices at the start of each epoch. It cannot
+# know which epoch it is; somebody has to say so. That is all that `set_epoch` does, here and in PyTorch's own
 # `DistributedSampler`.
 
 
@@ -270,8 +271,8 @@ for tell_epoch in (True, False):
 
 # %% [markdown]
 # Without `set_epoch` each epoch repeats the first one, batch for batch, and rank 0 never meets more than its first
-# quarter. Again nothing fails. PyTorch's sampler differs from ours in one point: it pads, so that all ranks have equally
-# many samples.
+# quarter. Again nothing fails. PyTorch's sampler differs from ours in one point: it pads, so that all ranks have
+# equally many samples.
 
 # %%
 padded = torch.zeros(len(labels), dtype=torch.int64)
@@ -291,14 +292,14 @@ print("ours, by rank:", sizes)
 # The second condition: *the same $g$*, the gradient of the mean over all samples. An all-reduce gives sums. One opinion
 # that you will meet is that summing is fine, "the learning rate must just be adapted to the number of workers".
 #
-# **Predict.** Four ranks with equal shards average their gradients and train with a learning rate of 0.2. A colleague
+# **Predict.** Four ranks with equal shards average their gradients and train with a learning rate of 0.8. A colleague
 # sums them instead. With which learning rate does the colleague's model take the same steps?
 
 # %%
 # @exercise sum_learning_rate points=1 minutes=2 kind=predict
 guess = None  # put your number in place of None
 ### BEGIN SOLUTION
-guess = 0.05
+guess = 0.2
 ### END SOLUTION
 predict("sum_learning_rate", guess)
 
@@ -309,7 +310,7 @@ def losses_with(factor, rate, steps=60):
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same model everywhere
     model, losses = make_model(), []
-    for step in range(steps):
+    for _ in range(steps):
         loss = F.cross_entropy(model(images[rank:1436:world]), labels[rank:1436:world])  # equal shards
         gradients = torch.autograd.grad(loss, model.parameters())
         told = loss.detach() / world
@@ -325,30 +326,31 @@ def run_all(settings):
     return {name: losses_with(*setting) for name, setting in settings.items()}
 
 
-settings = {"mean, 0.2": (1 / WORLD, 0.2), "divided twice, 0.2": (1 / WORLD**2, 0.2), "sum, 0.2": (1, 0.2)}
-settings |= {f"sum, {rate}": (1, rate) for rate in (0.1, 0.05)}
+settings = {"mean, 0.8": (1 / WORLD, 0.8), "divided twice, 0.8": (1 / WORLD**2, 0.8), "sum, 0.8": (1, 0.8)}
+settings |= {f"sum, {rate}": (1, rate) for rate in (0.2, 0.1)}
 losses = launch(run_all, settings, nprocs=WORLD).results[0]
 lines_over_steps({"4 ranks, equal shards": losses}, ylabel="mean loss")
 
 # %%
 gaps = {
-    name: max(abs(a - b) for a, b in zip(values, losses["mean, 0.2"], strict=True)) for name, values in losses.items()
+    name: max(abs(a - b) for a, b in zip(values, losses["mean, 0.8"], strict=True)) for name, values in losses.items()
 }
 for name, gap in gaps.items():
-    print(f"{name:18} loss {losses[name][0]:.3f} -> {losses[name][-1]:.3f}, at most {gap:.3f} from the mean at 0.2")
+    print(f"{name:18} loss {losses[name][0]:.2f} -> {losses[name][-1]:.2f}, at most {gap:.1f} from the mean at 0.8")
 sum_learning_rate = float(min((name for name in gaps if name.startswith("sum")), key=gaps.get).removeprefix("sum, "))
 
 # %% [markdown]
-# The sum at a quarter of the rate lies on the mean's curve. So the opinion is true and useless: it makes the learning
-# rate depend on how many machines happen to run. With the mean, a setting found on one machine holds on four, *as long as
-# the union of the batches is the same*. The curve that was divided twice is the fault that hides best: it looks like a
-# learning rate that was chosen too small, and that is exactly what it is.
+# The sum at a quarter of the rate lies on the mean's curve, and the sum at the full rate is what the mean would do at
+# four times 0.8: far too long a step. So the opinion is true and useless: it makes the learning rate depend on how many
+# machines happen to run. With the mean, a setting found on one machine holds on four, *as long as the union of the
+# batches is the same*. The curve that was divided twice is the fault that hides best: it looks like a learning rate
+# that was chosen too small, and that is exactly what it is.
 #
 # ## Unequal shards
 #
 # With equal shards the weights $\frac{n_r}{n}$ are all $\frac{1}{N}$ and the mean of the ranks' means is right. But the
-# last batch of an epoch is seldom full, and nothing says that ranks must get batches of one size. Three ranks with 2, 10
-# and 60 samples, sorted by label so that the shards have little in common:
+# last batch of an epoch is seldom full, and nothing says that ranks must get batches of one size. Three ranks with 2,
+# 10 and 60 samples, sorted by label so that the shards have little in common:
 
 # %%
 order = labels[:72].argsort(stable=True)
@@ -384,9 +386,9 @@ print("weighted by samples: off by less than 1e-12 of it:", off((weights[:, None
 # Afterwards each parameter's `.grad` is, on every rank, the gradient of the mean over the samples of all ranks. Three
 # things make it harder than it looks:
 #
-# - `count` may be 0 on some ranks (not on all). Such a rank has gradients of `None`, or none worth anything: a mean over
-#   no samples is $\frac{0}{0}$. It contributes zero and still takes part in every collective, else the others wait for
-#   ever.
+# - `count` may be 0 on some ranks (not on all). Such a rank has gradients of `None`, or none worth anything: a mean
+#   over no samples is $\frac{0}{0}$. It contributes zero and still takes part in every collective, else the others wait
+#   for ever.
 # - A parameter whose gradient is `None` on *every* rank (frozen, or unused in this step) stays at `None`. An optimizer
 #   skips `None`, but with a gradient of zeros, weight decay and momentum move the parameter.
 # - A rank must not decide by what it alone knows whether to call a collective.
@@ -416,8 +418,8 @@ reduce_gradients = check("reduce_gradients", reduce_gradients)
 
 
 # %% [markdown]
-# Two all-reduces per parameter, most of them tiny: right, and slow. Lesson 02 says why (each pays its rounds), lesson 04
-# mends it. First, the same gradients as above, now from ranks, and once with a rank that has nothing:
+# Two all-reduces per parameter, most of them tiny: right, and slow. Lesson 02 says why (each pays its rounds), lesson
+# 04 mends it. First, the same gradients as above, now from ranks, and once with a rank that has nothing:
 
 
 # %%
@@ -442,13 +444,13 @@ for sizes in ([2, 10, 60], [12, 0, 60]):
 # ### Exercise: train replicas (12 minutes, 5 points)
 #
 # Put it together. `train_replicas(model, optimizer, batches, after_step)` gets this rank's model, an optimizer of its
-# parameters, and a list of this rank's batches, pairs of `(images, labels)`; every rank has equally many, but some may be
-# empty. Start equal. For each batch make one step of `F.cross_entropy`, on every rank, and call `after_step()` when it is
-# done.
+# parameters, and a list of this rank's batches, pairs of `(images, labels)`; every rank has equally many, but some may
+# be empty. Start equal. For each batch make one step of `F.cross_entropy`, on every rank, and call `after_step()` when
+# it is done.
 #
-# `check` is strict here. Models have tied, frozen and unused parameters, each rank has a seed of its own, there are 2 to
-# 4 ranks with unequal and empty batches, and after *each* step *each* rank is compared with one process that trains on
-# the union: to $10^{-10}$ in float64, to $10^{-5}$ in float32.
+# `check` is strict here. Models have tied, frozen and unused parameters, each rank has a seed of its own, there are 2
+# to 4 ranks with unequal and empty batches, and after *each* step *each* rank is compared with one process that trains
+# on the union: to $10^{-10}$ in float64, to $10^{-5}$ in float32.
 
 
 # %%
@@ -472,8 +474,8 @@ train_replicas = check("train_replicas", train_replicas)
 # %% [markdown]
 # ## The yardstick
 #
-# Now the experiment of this lesson. Twenty steps on batches of 60 samples; ranks take very different shares of them, and
-# one of them nothing. Beside it, one process that takes the 60 at once.
+# Now the experiment of this lesson. Twenty steps on batches of 60 samples; ranks take very different shares of them,
+# and one of them nothing. Beside it, one process that takes the 60 at once.
 
 # %%
 STEPS = 20
@@ -532,10 +534,10 @@ for world, sizes in SHARES.items():
 #
 # ## Why not the very same bits?
 #
-# The replicas agree with each other to the last bit, but with one process only nearly. Is that a fault too, a small one?
-# Floating-point addition rounds, so the order of addition shows in the last digits, and ranks add in another order than
-# one process. If that is the whole reason, one process must differ from *itself* by as much when it merely meets the
-# same 60 samples of each batch in another order.
+# The replicas agree with each other to the last bit, but with one process only nearly. Is that a fault too, a small
+# one? Floating-point addition rounds, so the order of addition shows in the last digits, and ranks add in another order
+# than one process. If that is the whole reason, one process must differ from *itself* by as much when it merely meets
+# the same 60 samples of each batch in another order.
 
 # %%
 turned = [batch.flip(0) for batch in BATCHES]
@@ -552,22 +554,21 @@ for batch in BATCHES:  # the mean of means, on the shares of 4 ranks
 curves = {
     "mean of means, float64": distances(weighted_wrongly, alone[torch.float64]),
     "4 ranks, float32": gaps[4, torch.float32],
-    "one process, samples turned round, float32": itself[torch.float32],
+    "one process, other order, float32": itself[torch.float32],
     "4 ranks, float64": gaps[4, torch.float64],
-    "one process, samples turned round, float64": itself[torch.float64],
+    "one process, other order, float64": itself[torch.float64],
 }
-lines_over_steps(
-    {"Relative distance to one process": curves}, ylabel="relative distance", log=["Relative distance to one process"]
-)
+by_step = {name: dict(enumerate(values, start=1)) for name, values in curves.items()}
+lines_over_steps({"Distance to one process": by_step}, ylabel="relative distance", log=["Distance to one process"])
 
 # %% tags=["nbval-ignore-output"]
 for name, values in curves.items():
-    print(f"{name:43} after step 1: {values[0]:.0e}, after step {STEPS}: {values[-1]:.0e}")
+    print(f"{name:34} after step 1: {values[0]:.0e}, after step {STEPS}: {values[-1]:.0e}")
 for dtype in (torch.float32, torch.float64):
     print(f"the rounding step of {str(dtype).removeprefix('torch.')}: {torch.finfo(dtype).eps:.0e}")
 
 # %%
-for dtype, bound in BOUNDS.items():
+for dtype in BOUNDS:
     ratio = max(gaps[4, dtype]) / max(itself[dtype])
     name = str(dtype).removeprefix("torch.")
     print(f"{name}: ranks differ from one process about as much as it does from itself:", 0.1 < ratio < 10)
@@ -575,10 +576,10 @@ wrong = curves["mean of means, float64"][-1]
 print(f"the mean of means: {wrong:.1%} of the largest parameter; as a multiple of 1e-5: {wrong / 1e-5:,.0f}")
 
 # %% [markdown]
-# Two kinds of difference, orders of magnitude apart. Rounding begins at the precision of the number format, grows slowly,
-# and falls by nine powers of ten when you compute in float64. A wrong average does not care about the format. So here is
-# a method for real life: *when replicas and one process disagree, run both in float64*. If the difference all but
-# vanishes it was rounding. If it stays, look for a fault.
+# Two kinds of difference, orders of magnitude apart. Rounding begins at the precision of the number format, grows
+# slowly, and falls by nine powers of ten when you compute in float64. A wrong average does not care about the format.
+# So here is a method for real life: *when replicas and one process disagree, run both in float64*. If the difference
+# all but vanishes it was rounding. If it stays, look for a fault.
 #
 # ## A seed for everything
 #
@@ -653,10 +654,10 @@ with answer_needed():
 #
 # ## More ranks, larger batches
 #
-# So far the union of the batches stayed what it was. More often one keeps the batch *per rank*: with $N$ ranks the batch
-# is $N$ times as large and an epoch has $N$ times fewer steps. To get as far with fewer steps, each must be longer. The
-# **linear scaling rule** (Goyal et al., 2017) multiplies the learning rate by $N$: as long as the gradient hardly changes
-# from step to step, one step of length $N\eta$ comes to the same as $N$ steps of length $\eta$.
+# So far the union of the batches stayed what it was. More often one keeps the batch *per rank*: with $N$ ranks the
+# batch is $N$ times as large and an epoch has $N$ times fewer steps. To get as far with fewer steps, each must be
+# longer. The **linear scaling rule** (Goyal et al., 2017) multiplies the learning rate by $N$: as long as the gradient
+# hardly changes from step to step, one step of length $N\eta$ comes to the same as $N$ steps of length $\eta$.
 #
 # Here the property pays off: since $N$ ranks equal one process with the larger batch, one process can stand in for 32.
 
@@ -691,7 +692,7 @@ lines_over_steps(
     marked=True,
 )
 
-# %%
+# %% tags=["nbval-ignore-output"]
 steps = {ranks: 10 * math.ceil(len(labels) / (16 * ranks)) for ranks in RANKS}
 print("ranks  steps   rate kept: loss, accuracy   rate times ranks: loss, accuracy")
 for ranks in RANKS:
@@ -715,20 +716,20 @@ print(f"the rule keeps the loss within a factor of 1.5 up to {holds} ranks, a le
 # After a thousand steps on 8 ranks, a team compares its model with that of one process on the same batches. (a) The
 # parameters differ by about $10^{-5}$ relative, in float32, and all ranks agree to the last bit. (b) In another project
 # they differ by $10^{-2}$, and all ranks agree to the last bit as well. Which of the two is a fault? What does the
-# agreement of the ranks prove, and what not? Name two faults of this lesson that would look like (b), one that would not,
-# and one experiment that tells (a) from (b). About eight sentences.
+# agreement of the ranks prove, and what not? Name two faults of this lesson that would look like (b), one that would
+# not, and one experiment that tells (a) from (b). About eight sentences.
 
 # %% [markdown]
 # <!-- @exercise bits_and_biases points=3 minutes=10 kind=explain -->
 # <!-- BEGIN SOLUTION -->
-# (a) is what rounding looks like: float32 is exact to about 1e-7, ranks add in another order than one process, and over a
-# thousand steps the last digits spread. (b) is far too large for that. That the ranks agree bit for bit proves that they
-# started equal and always took the same step; it does not prove that it was the right step. A mean of means with unequal
-# shards looks like (b): every rank has the same wrong gradient. So does a sum in place of the mean, or a division twice,
-# or a sampler that doubles some samples and misses others. A missing broadcast does not look like (b): then the replicas
-# themselves differ, by as much as at the start. To tell the two apart, run both in float64: if the difference falls to
-# about 1e-14 it was rounding, if it stays at 1e-2 it is a fault. Comparing after a single step helps as well, since a wrong
-# average shows at once and rounding hardly.
+# (a) is what rounding looks like: float32 is exact to about 1e-7, ranks add in another order than one process, and over
+# a thousand steps the last digits spread. (b) is far too large for that. That the ranks agree bit for bit proves that
+# they started equal and always took the same step; it does not prove that it was the right step. A mean of means with
+# unequal shards looks like (b): every rank has the same wrong gradient. So does a sum in place of the mean, or a
+# division twice, or a sampler that doubles some samples and misses others. A missing broadcast does not look like (b):
+# then the replicas themselves differ, by as much as at the start. To tell the two apart, run both in float64: if the
+# difference falls to about 1e-14 it was rounding, if it stays at 1e-2 it is a fault. Comparing after a single step
+# helps as well, since a wrong average shows at once and rounding hardly.
 # <!-- END SOLUTION -->
 
 # %% [markdown]
@@ -750,15 +751,15 @@ print(f"linear scaling held up to {holds} ranks of 16 samples")
 # %% [markdown]
 # - **Replicate and broadcast.** Averaging gradients never brings parameters together: who starts apart stays apart.
 # - **Shard.** One permutation for all ranks, from seed and epoch; each rank cuts its own part.
-# - **Average.** The gradient of the union is the mean weighted by samples. An empty shard brings zeros, and comes along to
-#   every collective.
+# - **Average.** The gradient of the union is the mean weighted by samples. An empty shard brings zeros, and comes along
+#   to every collective.
 # - **Step.** Then every replica equals one process on the union, after every step, up to rounding. Test for that, in
 #   float64.
 # - Weights from one seed, noise from one seed per rank.
 # - The learning rate belongs to the size of the whole batch, not to the number of ranks.
 #
-# What you have is right and slow: no gradient travels before the last one is computed, and each travels alone. In lesson
-# 04 you build what `DistributedDataParallel` does about it.
+# What you have is right and slow: no gradient travels before the last one is computed, and each travels alone. In
+# lesson 04 you build what `DistributedDataParallel` does about it.
 
 # %% tags=["nbval-ignore-output"]
 progress()

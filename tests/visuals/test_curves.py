@@ -21,7 +21,21 @@ def test_curves_that_coincide_have_other_colours_and_other_strokes() -> None:
     (axes,) = lines_over_steps({"loss": SERIES}).figure.axes
     first, second = axes.lines
     assert first.get_color() != second.get_color()
-    assert first.get_linestyle() != second.get_linestyle()
+    assert not first.is_dashed()
+    assert second.is_dashed()
+
+
+def test_a_legend_of_long_names_stays_inside_the_figure() -> None:
+    names = [f"a name that is much longer than a legend likes, number {number}" for number in range(5)]
+    figure = lines_over_steps({"loss": dict.fromkeys(names, [1.0, 2.0])}).figure
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_steps_are_whole_numbers() -> None:
+    (axes,) = lines_over_steps({"loss": SERIES}).figure.axes
+    assert all(tick == int(tick) for tick in axes.get_xticks())
 
 
 def test_panels_share_names_colours_and_one_legend() -> None:
