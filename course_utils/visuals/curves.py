@@ -40,6 +40,8 @@ def lines_over_steps(
 
     Example: `lines_over_steps({"loss": {"one process": [2.3, 1.1], "4 ranks": [2.3, 1.1]}}, ylabel="cross-entropy")`.
     """
+    from matplotlib.ticker import MaxNLocator
+
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     if not names:
         raise ValueError("there is nothing to draw: no panel has a curve")
@@ -62,16 +64,22 @@ def lines_over_steps(
             )
         axes.set_title(title, fontsize=11, loc="left")
         axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if title in log else "linear")
-        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 2.5
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no step 2.5
         if doubling:
             _double(axes, sorted({x for values in series.values() for x in _points(values, False)[0]}))
         axes.grid(color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
     if len(names) > 1:
         figure.legend(
-            handles.values(), handles, loc="outside lower center", ncols=_columns(names, figure.get_figwidth()), frameon=False, fontsize=9,
-            labelcolor=INK, handlelength=3,
-        )  # fmt: skip
+            handles.values(),
+            handles,
+            loc="outside lower center",
+            ncols=_columns(names, figure.get_figwidth()),
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            handlelength=3,
+        )
     told = "; ".join(
         f"{title}: {', '.join(_ends(*pair) for pair in series.items())}" for title, series in panels.items()
     )

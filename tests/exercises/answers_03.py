@@ -339,7 +339,7 @@ def reduce_and_divide_by_ranks_twice(model, count):
     reduce_with(lambda count, total, world: 1 / world**2)(model, count)
 
 
-@reduce_gradients.rejected("Divided twice: by the samples, and by the ranks once more")
+@reduce_gradients.rejected("Divided twice")
 def reduce_and_divide_by_both(model, count):
     reduce_with(lambda count, total, world: count / total / world)(model, count)
 

@@ -27,7 +27,7 @@ def test_curves_that_coincide_have_other_colours_and_other_strokes() -> None:
 
 def test_a_legend_of_long_names_stays_inside_the_figure() -> None:
     names = [f"a name that is much longer than a legend likes, number {number}" for number in range(5)]
-    figure = lines_over_steps({"loss": dict.fromkeys(names, [1.0, 2.0])}).figure
+    figure = lines_over_steps({"loss": {name: [1.0, 2.0] for name in names}}).figure
     figure.draw_without_rendering()
     box = figure.legends[0].get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
