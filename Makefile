@@ -18,6 +18,8 @@ RIVALS := $(VENV)/rivals
 PLATFORMS := .venv-platforms
 PLATFORMS_READY := $(PLATFORMS)/.ready
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
+# Tests that may run beside each other; the others measure, count what is left behind, or need the cores for themselves.
+TOGETHER := $(addprefix tests/,authoring datasets exercises grading simulate visuals)
 # Old packages warn about many things that are theirs to mend: there, warnings are no errors.
 OLD_PYTEST := $(PLATFORMS)/bin/python -m pytest -W default
 # Of the launcher, what meets the old Jupyter and the old psutil; `make test-long` runs all but other frameworks there.
@@ -43,7 +45,12 @@ lab: $(LAB) ## Open lesson 00 in JupyterLab
 
 test: check $(PLATFORMS_READY) $(HOROVOD) ## Check the sources, run the tests and every solved lesson, here and on the platforms' old Jupyter
 	@echo "Tests of the package and the repository, and every solved lesson under nbval:"
+ifeq ($(ARGS),)
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(TOGETHER)
+	@$(RUN) -m pytest $(addprefix --ignore ,$(TOGETHER))
+else
 	@$(RUN) -m pytest $(ARGS)
+endif
 	@echo "The launcher, on the Jupyter that Kaggle and Colab carry:"
 	@$(OLD_PYTEST) tests/platforms tests/test_front_end.py $(if $(COURSE_LONG),$(OLD_LAUNCHER_WHOLE),$(OLD_LAUNCHER))
 	@echo "Lesson 01, on the Jupyter that Kaggle and Colab carry:"
@@ -64,12 +71,13 @@ lessons: $(DEV) ## Build the editions of every lesson from notebooks/source (ARG
 	@echo "Building the learner editions and running the solved ones:"
 	@$(RUN) -m course_utils.authoring build $(ARGS)
 
-bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks and rings against their targets
-	@echo "Timing an import, launches and calls of ranks against other launchers, and rings against torch, in turns:"
+bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks, verdicts and rings against their targets
+	@echo "Timing an import, launches and calls of ranks against other launchers, verdicts, and rings against torch, in turns:"
 	@failed=0; \
 	 $(RUN) tests/benchmarks/bench_import.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) || failed=1; \
 	 PYTHONPATH=$(RIVALS) $(RUN) tests/benchmarks/bench_frameworks.py || failed=1; \
+	 $(RUN) tests/benchmarks/bench_verdict.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_ring.py || failed=1; \
 	 exit $$failed
 

@@ -223,9 +223,9 @@ def _registrations(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     four = list(NAMES[:4])
     yield _meetings(_registration(["ant"], 1))
     yield _meetings(_registration(list(NAMES[:3]), 3), _registration(["ant", "bee", "ant"], 2))
-    yield _meetings(_registration(list(NAMES[:2]), 3, timeout=0.5))
+    yield _meetings(_registration(list(NAMES[:2]), 3, timeout=0.3))
     yield _meetings(
-        _registration(four, 4, delays=[0.0, 0.0, 0.0, 0.3]), _registration(four, 3), _arrivals(four, gap=0.35)
+        _registration(four, 4, delays=[0.0, 0.0, 0.0, 0.2]), _registration(four, 3), _arrivals(four, gap=0.3)
     )
 
 

@@ -261,7 +261,7 @@ def lets_torch_complain(store, name, world_size, timeout):
 
 
 @register.rejected(
-    "still running after 3.5 seconds", "`timeout` was 0.5 s", "store.wait(_keys(world_size))", state="stopped"
+    "still running after 3.3 seconds", "`timeout` was 0.3 s", "store.wait(_keys(world_size))", state="stopped"
 )
 def ignores_the_timeout(store, name, world_size, timeout):
     rank = _place(store, name, world_size)
@@ -269,7 +269,7 @@ def ignores_the_timeout(store, name, world_size, timeout):
     return rank, [store.get(key).decode() for key in _keys(world_size)]
 
 
-@register.rejected("still running after 3.5 seconds", "`timeout` was 0.5 s", state="stopped")
+@register.rejected("still running after 3.3 seconds", "`timeout` was 0.3 s", state="stopped")
 def asks_for_ever(store, name, world_size, timeout):
     rank, keys = _place(store, name, world_size), _keys(world_size)
     while not store.check(keys):
@@ -277,7 +277,7 @@ def asks_for_ever(store, name, world_size, timeout):
     return rank, [store.get(key).decode() for key in keys]
 
 
-@register.rejected("0.35 s apart", "TimeoutError for 'ant' after 0.6 s", "several waits add up", "on        rank 0")
+@register.rejected("0.3 s apart", "TimeoutError for 'ant' after 0.5 s", "several waits add up", "on        rank 0")
 def waits_the_whole_timeout_for_each(store, name, world_size, timeout):
     rank, keys = _place(store, name, world_size), _keys(world_size)
     for key in keys:
@@ -289,7 +289,7 @@ def waits_the_whole_timeout_for_each(store, name, world_size, timeout):
     return rank, [store.get(key).decode() for key in keys]
 
 
-@register.rejected("0.35 s apart", "several waits add up")
+@register.rejected("0.3 s apart", "several waits add up")
 def begins_to_count_again_with_each_arrival(store, name, world_size, timeout):
     rank, keys = _place(store, name, world_size), _keys(world_size)
     came, since = 0, time.monotonic()

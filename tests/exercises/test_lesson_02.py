@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
-
 import cloudpickle
 import pytest
 import torch
@@ -128,20 +125,6 @@ def test_an_untouched_cell_is_not_attempted():
 
     for exercise in ("naive_all_reduce", "ring_all_reduce", "halving_doubling"):
         assert verdict_on(exercise, untouched).state == "not attempted"
-
-
-def test_a_verdict_comes_within_3_seconds_once_warm():
-    def seconds_of(call):
-        start = time.monotonic()
-        call()
-        return time.monotonic() - start
-
-    for exercise in ("ring_all_reduce", "halving_doubling", "segmented_ring"):
-        answer = FAMILIES[exercise].right[0]
-        verdict = min(seconds_of(partial(verdict_on, exercise, answer)) for _ in range(2))
-        launches = seconds_of(lambda: [launch(dist.get_rank, nprocs=world) for world in range(1, 6)])
-        # on a machine that has other things to do, twice what five launches take, whatever they do
-        assert verdict < max(3.0, 2 * launches), (exercise, verdict, launches)
 
 
 def test_the_cut_between_cases_counts_rounds_afresh():
