@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from .answers import check, hint
 from .guesses import compare, predict
+from .own import answered
 from .standins import answer_needed
 from .tally import progress
 
-__all__ = ["answer_needed", "check", "compare", "hint", "predict", "progress"]
+__all__ = ["answer_needed", "answered", "check", "compare", "hint", "predict", "progress"]

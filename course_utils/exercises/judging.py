@@ -27,6 +27,7 @@ from .traffic import by_case, own_calls, with_own_calls
 
 PATIENCE = 6.0  # seconds without any progress before an answer counts as stuck
 SECOND_PATIENCE = 3.0  # times as long, where a rank was still at work: on a busy machine it may only have been slow
+_LONGER = "preamble.length"  # gloo's words when it ends a process for a message that is too long
 LIMIT = 30.0  # seconds that one trial may take in all: an answer that prints for ever does make progress
 
 
@@ -321,6 +322,8 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
         return Verdict(exercise, "stopped", reason, given=case.given, states=states, printed=printed)
     if error.kind != "exception" or error.exception_type == "SystemExit":
         reason = f"{str(error).splitlines()[0]}."
+        if any(_LONGER in log for log in error.logs):
+            reason += " A message was longer than the tensor that was made ready for it: do sender and receiver agree?"
         return Verdict(exercise, "stopped", f"{reason[:1].upper()}{reason[1:]}", given=case.given, printed=printed)
     finding = Finding(
         given=case.given,
@@ -367,6 +370,8 @@ def _why_raised(error: WorkerFailed) -> str:
     for pattern, sentence in helps:
         if re.search(pattern, error.exception_message):
             return sentence
+    if error.exception_type == "IndexError" and ".chunk(" in error.traceback:
+        return "`chunk(n)` may give fewer than n parts; `tensor_split(n)` gives n, some of them empty."
     return ""
 
 

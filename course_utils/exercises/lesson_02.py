@@ -70,7 +70,7 @@ def _too_heavy(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -
             allowed = f"{low} to {high}" if low != high else low
             expected = f"{budget.name}: {allowed if budget.least else f'at most {high}'} elements sent by each rank"
             sent = f"{least:,.0f} elements in {_count(told.messages_sent + more, 'message')}{with_borrowed}"
-            return Finding(given, expected, sent, rank, budget.heavy if least > budget.most else "")
+            return Finding(given, expected, sent, rank, _why_heavy(budget, told, more) if least > budget.most else "")
         sizes = [event.bytes / budget.itemsize for event in told.events if event.op == "send"]
         if budget.largest is not None and max(sizes, default=0) > budget.largest:
             expected = f"messages of at most {budget.largest:,} elements"
@@ -86,6 +86,16 @@ def _too_heavy(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -
         expected = f"{budget.name}: {_count(budget.total, 'message')} in all"
         return Finding(given, expected, _count(total, "message"), None, budget.heavy)
     return _off_the_ring(given, trace) if budget.ring else None
+
+
+def _why_heavy(budget: Budget, told: Any, more: int) -> str:
+    """What helps a rank that has sent too many elements."""
+    sizes = [event.bytes / budget.itemsize for event in told.events if event.op == "send"]
+    if budget.ring and budget.messages and max(sizes, default=0) <= budget.most / budget.messages:
+        count = told.messages_sent + more
+        enough = _count(budget.messages, "round")
+        return f"Each message is one chunk, as it should be, but {count} of them are too many: {enough} will do."
+    return budget.heavy
 
 
 def _off_the_ring(given: str, trace: Any) -> Finding | None:
@@ -264,11 +274,17 @@ def _reduce(answer: Callable[..., Any], array: Any, transposed: bool) -> dict[st
     return told
 
 
-def _all_reduces(budget: Callable[[int, int, int], Budget]) -> Callable[[random.Random, bool], Iterator[Trial]]:
-    """Cases for an all-reduce of that budget: a sum on every rank, in a tensor of its own."""
+def _all_reduces(
+    budget: Callable[[int, int, int], Budget], to_eight: bool = False
+) -> Callable[[random.Random, bool], Iterator[Trial]]:
+    """Cases for an all-reduce of that budget: a sum on every rank, in a tensor of its own.
+
+    `to_eight`: a learner's answer is tried on 8 ranks as well, where three levels of halving can go wrong.
+    """
 
     def trials(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-        for world, inputs in _inputs(rng, thorough):
+        more = [(8, [_Tensors(8, (19,))])] if to_eight and not thorough else []
+        for world, inputs in (*_inputs(rng, thorough), *more):
             cases = []
             for tensors in inputs:
                 arrays = tensors.drawn(rng)
@@ -333,7 +349,7 @@ def _judge_sum(given: str, arrays: list[Any], expected: Any, results: list[dict[
             if _close(value[2] * float(world), expected, dtype):
                 why = "That is the mean. An all-reduce returns the sum; who wants a mean divides."
             elif rank and _close(results[0]["value"][2], expected, dtype):
-                why = "Rank 0 has the sum, this rank has not: it must travel back."
+                why = "Rank 0 has the sum, this rank has not: the sum itself must travel back."
             elif world > 1 and _close(value[2], arrays[rank], dtype):
                 why = "That is this rank's own tensor."
             else:
@@ -485,13 +501,18 @@ def _all_gather_case(given: str, arrays: list[Any]) -> Case:
     return Case(
         f"{given}; chunk r is finished on rank r alone",
         [(array, ()) for array in arrays],
-        lambda results: _judge_chunks(given, np.concatenate(pieces), results),
+        lambda results: _judge_chunks(
+            given,
+            np.concatenate(pieces),
+            results,
+            "Each rank begins with the chunk that is finished on it, `chunks[rank]`; then it passes on what has come.",
+        ),
         _within(given, _half_ring(world, arrays[0].size, arrays[0].itemsize)),
     )
 
 
-def _judge_chunks(given: str, expected: Any, results: list[dict[str, Any]]) -> Finding | None:
-    """Every rank's chunks, in place, must together be `expected`."""
+def _judge_chunks(given: str, expected: Any, results: list[dict[str, Any]], help: str) -> Finding | None:
+    """Every rank's chunks, in place, must together be `expected`; `help` is for whom something else ends up there."""
     import numpy as np
 
     world, dtype = len(results), str(expected.dtype)
@@ -501,7 +522,7 @@ def _judge_chunks(given: str, expected: Any, results: list[dict[str, Any]]) -> F
         for number in range(world):
             if _close(got[number], wanted[number], dtype):
                 continue
-            why = ""
+            why = help
             if told["listed"][0] == "tensor" and _close(told["listed"][2], expected, dtype):
                 why = (
                     "It stands in the list, not in the tensor of which the chunks are views: receive into the chunk "
@@ -528,7 +549,11 @@ def _segmented_case(given: str, arrays: list[Any], segment: int) -> Case:
     expected = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
     inputs = [(array, (segment,)) for array in arrays]
     traffic = _within(given, _segmented(len(arrays), arrays[0].size, arrays[0].itemsize, segment))
-    return Case(given, inputs, lambda results: _judge_chunks(given, expected, results), traffic)
+    help = (
+        "A segment of chunk r makes two journeys: it collects until it is finished on rank r; then it goes around once "
+        "more, unchanged."
+    )
+    return Case(given, inputs, lambda results: _judge_chunks(given, expected, results, help), traffic)
 
 
 # ---- average_gradients(gradients) -> their means over all ranks
@@ -637,7 +662,9 @@ def _bandwidths(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     inputs = [(8_000_000, 0.004, 2), (8_000_000, 0.004, 4), (1_000, 0.5, 8), (64, 0.001, 1)]
     if thorough:
         inputs = [(rng.randint(1, 10**9), 10 ** rng.uniform(-5, 2), rng.randint(1, 1000)) for _ in range(20)]
-    yield Trial(1, _bandwidth, [_bandwidth_case(*given) for given in inputs])
+    *several, last = [_bandwidth_case(*given) for given in inputs]
+    yield Trial(1, _bandwidth, several)
+    yield Trial(1, _bandwidth, [last])  # apart: with one rank a wrong factor can raise, and what raises is told first
 
 
 def _bandwidth_case(size: int, seconds: float, world: int) -> Case:
@@ -768,7 +795,7 @@ EXERCISES = (
         kind="implement",
         points=4,
         parameters=("tensor",),
-        cases=_all_reduces(_tree),
+        cases=_all_reduces(_tree, to_eight=True),
         own=lambda: _own_all_reduce,
         own_name="dist.all_reduce",
         hints=(
@@ -853,7 +880,7 @@ EXERCISES = (
         kind="implement",
         points=6,
         parameters=("tensor",),
-        cases=_all_reduces(_halving),
+        cases=_all_reduces(_halving, to_eight=True),
         own=lambda: _own_all_reduce,
         own_name="dist.all_reduce",
         hints=(

@@ -9,7 +9,7 @@
 # |---|---|
 # | You build | nothing yet but trust: functions that run in several processes and bring something back |
 # | You need | Python; having trained a small network in PyTorch once |
-# | Time | about 25 minutes, of which 10 for the exercises |
+# | Time | about 25 minutes, of which 14 for the exercises |
 # | Hardware | any; a GPU is used where there is one, and never needed |
 
 # %%
@@ -135,25 +135,7 @@ hint("introduce")
 # %% [markdown]
 # ## What travels, and what does not
 #
-# A rank shares no variable with this notebook. When you launch a function, *a copy* of all that it refers to goes
-# along; and when it is done, a copy of what it returns comes back. Nothing else does. Watch a list.
-
-# %%
-shopping = ["bread"]
-
-
-def go_shopping():
-    shopping.append(f"apples, says rank {dist.get_rank()}")
-    return shopping
-
-
-run = launch(go_shopping, nprocs=2)
-print("returned by rank 0:", run.results[0])
-print("returned by rank 1:", run.results[1])
-print("in the notebook:   ", shopping)
-
-# %% [markdown]
-# Three lists: each rank wrote on its own. That is easy to see with a list and easy to forget with a model.
+# A launched function may use anything that the notebook has: arguments, variables, models.
 #
 # **Predict.** The model below has one weight, and it begins at 0. Two ranks train it to multiply by 3, and they find
 # the 3. What is the weight in the notebook afterwards?
@@ -189,7 +171,26 @@ print(f"in the notebook, the weight is {at_home:.2f}")
 
 # %% [markdown]
 # The training worked, in two processes that are gone by now, and their weights went with them. The model in the
-# notebook never took a step.
+# notebook never took a step. A rank shares no variable with this notebook: when you launch a function, *a copy* of all
+# that it refers to goes along, and when it is done, a copy of what it returns comes back. Nothing else does. A list
+# shows it as well:
+
+# %%
+shopping = ["bread"]
+
+
+def go_shopping():
+    shopping.append(f"apples, says rank {dist.get_rank()}")
+    return shopping
+
+
+run = launch(go_shopping, nprocs=2)
+print("returned by rank 0:", run.results[0])
+print("returned by rank 1:", run.results[1])
+print("in the notebook:   ", shopping)
+
+# %% [markdown]
+# Three lists: each rank wrote on its own.
 #
 # ### Exercise: bring it home (5 minutes, 2 points)
 #

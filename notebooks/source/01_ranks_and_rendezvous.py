@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from course_utils import check, launch, predict, progress
+from course_utils import check, hint, launch, predict, progress
 from course_utils.datasets import digits
 from course_utils.errors import WorkerFailed, WorkerTimeout
 from course_utils.exercises import answer_needed, compare

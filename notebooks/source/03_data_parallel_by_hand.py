@@ -10,7 +10,7 @@
 # |---|---|
 # | You build | a broadcast of a model, a sharding sampler, a weighted gradient average, the training loop around them |
 # | You need | lesson 02: what an all-reduce is; PyTorch's `backward` and `optimizer.step` |
-# | Time | about 2 hours, of which 75 minutes for the exercises; a good place for a break is marked |
+# | Time | about 2 hours, of which 80 minutes for the exercises; a good place for a break is marked |
 # | Hardware | any; everything here runs on the CPU, also where there are GPUs |
 
 # %%
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from course_utils import check, launch, predict, progress
+from course_utils import check, hint, launch, predict, progress
 from course_utils.datasets import mnist_or_digits
 from course_utils.exercises import answer_needed, compare
 from course_utils.visuals import lines_over_steps, share_bars
