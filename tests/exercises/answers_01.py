@@ -513,7 +513,7 @@ def halves_on_the_way_down(tensor):
     return mean
 
 
-@average_by_hand.rejected("on        rank 0", "it must travel back along the chain")
+@average_by_hand.rejected("on        rank 0", "must travel back along the chain")
 def keeps_it_at_the_top(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     total = tensor.clone().contiguous()

@@ -730,8 +730,8 @@ def nothing_comes_back(tensor: torch.Tensor) -> None:
     ring_of_two_halves(tensor)
 
 
-@naive_all_reduce.rejected("it must travel back")
-@tree_all_reduce.rejected("it must travel back")
+@naive_all_reduce.rejected("must travel back")
+@tree_all_reduce.rejected("must travel back")
 def sum_on_rank_0_alone(tensor: torch.Tensor) -> torch.Tensor:
     rank, world = here()
     total = copy_of(tensor)

@@ -25,7 +25,7 @@ MOVES = [name for name in FAMILIES if name != "bandwidths"]  # judged by traffic
 def test_a_right_answer_passes_in_every_world_size_however_it_is_written(exercise, answer):
     verdict = verdict_on(exercise, answer)
     assert verdict.state == "passed", text_of(verdict)
-    assert exercise not in MOVES or sorted(set(verdict.sizes)) == [1, 2, 3, 4, 5]
+    assert exercise not in MOVES or {1, 2, 3, 4, 5} <= set(verdict.sizes)
 
 
 @pytest.mark.parametrize(("exercise", "name"), WRONG)
