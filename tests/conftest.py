@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LONG = os.environ.get("COURSE_LONG") == "1"
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
+
+# A shell starts what it sends to the background with interrupts ignored, and children inherit that: tests send some.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests of the imitation environment mean something only inside it; `make test` names them there.
 collect_ignore = [] if Path(sys.prefix).name == ".venv-platforms" else ["platforms"]

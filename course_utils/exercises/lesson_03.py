@@ -257,7 +257,8 @@ def _judge_shards(given: str, length: int, world: int, results: list[Any]) -> Fi
         )
         return Finding(given, "samples that change ranks between epochs", "the same samples on each rank", None, why)
     if orders[0] == [shard for _, shard in told["other"]]:
-        return Finding(given, "another order for another seed", "the same order", None, "The seed is not used.")
+        why = "In epoch 0 the seed has no effect."
+        return Finding(given, "another order for another seed", "the same order", None, why)
     return None
 
 
@@ -434,6 +435,18 @@ def _why_not_the_mean(name: str, got: Any, rank: int, counts: list[int], alone: 
         guess = sum(weight * one[name] for weight, one in zip(weights, alone, strict=True) if one[name] is not None)
         if world > 1 and _close(got, np.asarray(guess)):
             return why
+    right = sum(
+        count / sum(counts) * one[name]
+        for count, one in zip(counts, alone, strict=True)
+        if count and one[name] is not None
+    )
+    off = float(np.abs(got - right).max(initial=0.0)) / max(1e-30, float(np.abs(right).max(initial=0.0)))
+    if got.dtype == np.float64 and off < 1e-5:
+        return (
+            f"The two differ by {off:.0e} of the largest number: right, but rounded to float32 on the way. "
+            "torch.tensor(float(count)) is float32, and so is whatever is divided by it: total.item() gives a number "
+            "that takes the gradient's own type."
+        )
     return "Each rank's gradient counts by its share of the samples: count / total."
 
 
@@ -743,6 +756,10 @@ def _judge_starts(given: str, results: list[Any]) -> Finding | None:
             return Finding(given, "the same weights and masks from a second call", "others", rank, why)
     if _bits(results[0]["other"][0]) == weights[0]:
         return Finding(given, "other weights for another seed", "the same", 0, "The seed is not used.")
+    for rank, told in enumerate(results):
+        if _bits({"": told["other"][1]}) == masks[rank]:
+            why = "What is drawn after the model was made must follow from the seed too, not from the rank alone."
+            return Finding(given, "another dropout mask for another seed", "the same mask", rank, why)
     return None
 
 
@@ -898,7 +915,8 @@ EXERCISES = (
             "a 0.",
             "For each parameter: there = torch.tensor(float(count > 0 and parameter.grad is not None)); "
             "dist.all_reduce(there). If it is 0, the gradient is None; else all-reduce parameter.grad * (count / "
-            "total), or torch.zeros_like(parameter) on a rank that has none.",
+            "total.item()), or torch.zeros_like(parameter) on a rank that has none. (total.item(): a number; a float32 "
+            "tensor would round the weight.)",
         ),
     ),
     Exercise(

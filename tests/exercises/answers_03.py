@@ -208,7 +208,12 @@ def shard_in_order_of_size(length, rank, world, epoch, seed):
     return sorted(shard_by_strides(length, rank, world, epoch, seed))
 
 
-@shard.rejected("The seed is not used")
+@shard.rejected("In epoch 0 the seed has no effect")
+def shard_with_the_epoch_times_the_seed(length, rank, world, epoch, seed):
+    return shard_by_strides(length, rank, world, epoch * (seed + 1), 0)
+
+
+@shard.rejected("In epoch 0 the seed has no effect")
 def shard_that_forgets_the_seed(length, rank, world, epoch, seed):
     return shard_by_strides(length, rank, world, epoch, 0)
 
@@ -371,6 +376,13 @@ def reduce_nan_times_zero(model, count):
         part = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad * (count / total)
         dist.all_reduce(part)
         parameter.grad = part if there else None
+
+
+@reduce_gradients.rejected("right, but rounded to float32 on the way", "total.item()")
+def reduce_with_weights_in_float32(model, count):
+    total = torch.tensor(float(count))
+    dist.all_reduce(total)
+    reduce_with(lambda count, _, world: count / total)(model, count)
 
 
 @reduce_gradients.rejected("weight decay and momentum would move it")
@@ -624,6 +636,14 @@ def start_from_one_seed(make_model, seed):
 def start_from_a_seed_per_rank(make_model, seed):
     torch.manual_seed(seed + dist.get_rank())
     return make_model()
+
+
+@start_replica.rejected("follow from the seed too, not from the rank alone")
+def start_with_noise_from_the_rank_alone(make_model, seed):
+    torch.manual_seed(seed)
+    model = make_model()
+    torch.manual_seed(dist.get_rank())
+    return model
 
 
 @start_replica.rejected("from a second call")
