@@ -17,6 +17,7 @@ LESSONS = {
     "01": "ranks and rendezvous",
     "02": "all-reduce from scratch",
     "03": "data parallel by hand",
+    "04": "build your own DDP",
 }
 
 
