@@ -1,4 +1,4 @@
-"""Lesson 04, build your own DDP: its exercises, and the cases that hold values, messages and their moments to account."""
+"""Lesson 04, build your own DDP: its exercises, and the cases that judge values, messages and their moments."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
             return hidden.clone()
 
         @staticmethod
-        def backward(context: Any, gradient: Any) -> Any:  # type: ignore[override]
+        def backward(context: Any, gradient: Any) -> Any:
             _mark(_MIDDLE)
             return gradient
 
@@ -83,7 +83,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
             hidden = inputs
             for number, layer in enumerate(self.layers):
                 if kind.marked and number == 4:
-                    hidden = Marked.apply(hidden)  # type: ignore[no-untyped-call]
+                    hidden = Marked.apply(hidden)
                 hidden = hidden + torch.tanh(layer(hidden))
                 if kind.spare and number == 5 and len(inputs) % 2 == 0:
                     hidden = hidden + self.spare(hidden)
@@ -100,7 +100,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
 
 def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
     names = [f"layers.{number}" for number in range(8)]
-    shapes = {name: 6 for name in names} | {"never": 3, "spare": 6}
+    shapes = dict.fromkeys(names, 6) | {"never": 3, "spare": 6}
     return {
         f"{name}.{part}": draw.normal(scale=0.4, size=(rows, 6) if part == "weight" else rows).astype(kind.dtype)
         for name, rows in shapes.items()
@@ -154,7 +154,10 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,), (), (2, 3))
 
 
 def _flats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    given = {2: [((1, 1, 1, 1), "float32"), ((1, 0, 1, 1), "float64")], 3: [((0, 1, 0, 1), "float32")]}
+    given: dict[int, list[tuple[tuple[int, ...], str]]] = {
+        2: [((1, 1, 1, 1), "float32"), ((1, 0, 1, 1), "float64")],
+        3: [((0, 1, 0, 1), "float32")],
+    }
     if thorough:
         given = {
             world: [(tuple(rng.randint(0, 1) for _ in _SHAPES), rng.choice(["float32", "float64"])) for _ in range(3)]
@@ -223,7 +226,10 @@ def _unflatten(answer: Callable[..., Any], shapes: Any, dtype: str, gradients: A
 
 
 def _unflats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    given = [((1, 1, 1, 1), (1, 0, 1, 0), "float32"), ((1, 0, 0.5, 1), (1, 0, 0, 0), "float64")]
+    given: list[tuple[tuple[float, ...], tuple[int, ...], str]] = [
+        ((1, 1, 1, 1), (1, 0, 1, 0), "float32"),
+        ((1, 0, 0.5, 1), (1, 0, 0, 0), "float64"),
+    ]
     if thorough:
         given = [
             (
@@ -656,7 +662,7 @@ def _judge_traffic(training: _Training, trace: Any) -> Finding | None:
                 return Finding(given, text, f"{len(sent)} in step {step + 1}", rank, why)
             if training.kind.marked:
                 marks = [place for place, event in enumerate(piece) if _is_mark(event)]
-                begun = [event for event in piece[marks[0] + 1 : marks[1]]] if len(marks) >= 2 else []
+                begun = piece[marks[0] + 1 : marks[1]] if len(marks) >= 2 else []
                 if not begun:
                     why = (
                         "The last four layers had their gradients by then, which fill a bucket. Start its all-reduce "
