@@ -71,14 +71,15 @@ lessons: $(DEV) ## Build the editions of every lesson from notebooks/source (ARG
 	@echo "Building the learner editions and running the solved ones:"
 	@$(RUN) -m course_utils.authoring build $(ARGS)
 
-bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks, verdicts and rings against their targets
-	@echo "Timing an import, launches and calls of ranks against other launchers, verdicts, and rings against torch, in turns:"
+bench: $(DEV) $(HOROVOD) $(RIVALS) ## Time imports, launches, calls of ranks, verdicts, rings and the own DDP against their targets
+	@echo "Timing an import, launches and calls of ranks against other launchers, verdicts, rings, and the own DDP against torch, in turns:"
 	@failed=0; \
 	 $(RUN) tests/benchmarks/bench_import.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_launch.py $(ARGS) || failed=1; \
 	 PYTHONPATH=$(RIVALS) $(RUN) tests/benchmarks/bench_frameworks.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_verdict.py || failed=1; \
 	 $(RUN) tests/benchmarks/bench_ring.py || failed=1; \
+	 $(RUN) tests/benchmarks/bench_ddp.py || failed=1; \
 	 exit $$failed
 
 release: $(DEV) ## Build the wheel and the bundle of learner editions into dist/

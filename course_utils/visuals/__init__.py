@@ -10,5 +10,14 @@ from .costs import time_against_size
 from .curves import lines_over_steps, share_bars
 from .messages import chunk_movement, message_rounds
 from .picture import Picture
+from .timeline import timeline
 
-__all__ = ["Picture", "chunk_movement", "lines_over_steps", "message_rounds", "share_bars", "time_against_size"]
+__all__ = [
+    "Picture",
+    "chunk_movement",
+    "lines_over_steps",
+    "message_rounds",
+    "share_bars",
+    "time_against_size",
+    "timeline",
+]

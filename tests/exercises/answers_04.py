@@ -508,6 +508,7 @@ class DDPThatWaitsForWhatIsMissing(DDPAsInTheLesson):
         for number, (bucket, left) in enumerate(zip(self.buckets, self.missing, strict=True)):
             if number >= len(self.under_way):
                 if len(left) == len(bucket):
+                    self.under_way.append(None)
                     continue
                 self.start()
             flat, request = self.under_way[number]

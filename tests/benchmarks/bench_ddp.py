@@ -1,0 +1,161 @@
+"""How long a step of lesson 04's own DDP takes against torch's DistributedDataParallel, in turns; `make bench` runs it.
+
+The wrapper is the lesson's own, read from the solutions in its source. The same model, the same bucket size and the same
+batch on 2 ranks, over the loopback and over an emulated link of 1 ms and 1 GB/s. On the link, one flat all-reduce
+after backward is timed too, in the same turns: what overlap gains is the distance to it. A ratio is that of two medians;
+its 95% interval comes from resampling the turns (bootstrap), whose contenders stay together since they share the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "notebooks" / "source" / "04_build_your_own_ddp.py"
+OWN, FLAT, TORCH = "own DDP", "one flat all-reduce", "torch's DDP"
+LOOPBACK, EMULATED = "loopback", "emulated link, 1 ms and 1 GB/s"
+WIDTH, LAYERS, BATCH = 1024, 10, 384
+CAP = 8 * 2**20  # two layers a bucket
+AT_MOST = 1.15  # own / torch, the upper end of the interval
+AT_LEAST = 0.20  # of the step with one flat all-reduce, gained by overlap on the emulated link
+
+Seconds = Mapping[str, Sequence[float]]
+
+
+# --- the contenders --------------------------------------------------------------------------------------------------
+
+
+def lesson_ddp() -> Any:
+    """The class that solves the lesson's exercise, as its source has it."""
+    from course_utils.authoring.source import read_lesson
+
+    namespace: dict[str, Any] = {"__name__": "lesson_04", "check": lambda name, answer: answer}
+    exec("import contextlib\nimport torch\nimport torch.distributed as dist", namespace)
+    for cell in read_lesson(SOURCE, ROOT).cells:
+        if cell.exercise and cell.exercise.name in ("flatten", "unflatten", "make_buckets", "own_ddp"):
+            exec(cell.text, namespace)
+    return namespace["own_ddp"]
+
+
+def make_model(width: int, layers: int) -> Any:
+    """A stack of linear layers; at 1024 x 10, more than 10 million parameters."""
+    import torch
+
+    torch.manual_seed(0)
+    inner = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    return torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), *inner, torch.nn.Linear(width, 10))
+
+
+def in_turns(own: Any, width: int, layers: int, batch: int, cap: int, turns: int) -> dict[str, list[float]]:
+    """A rank's part: the seconds of a step on the slowest rank, for each contender and turn. Compares the gradients."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    one_bucket = 1 << 40
+    contenders = {
+        OWN: own(make_model(width, layers), cap),
+        FLAT: own(make_model(width, layers), one_bucket),
+        TORCH: torch.nn.parallel.DistributedDataParallel(make_model(width, layers), bucket_cap_mb=cap / 2**20),
+    }
+    torch.manual_seed(1 + dist.get_rank())
+    inputs, labels = torch.randn(batch, 64), torch.randint(10, (batch,))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(turns + 3):
+        names = list(contenders)
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            model = contenders[name]
+            model.zero_grad()
+            dist.barrier()
+            start = time.perf_counter()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            if name != TORCH:
+                model.synchronize()
+            took = torch.tensor(time.perf_counter() - start)
+            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            if turn >= 3:  # the first ones warm up; torch makes its buckets anew
+                seconds[name].append(took.item())
+    gradients = [[one.grad for one in model.parameters()] for model in contenders.values()]
+    if not all(torch.allclose(one, last, atol=1e-6) for mine in gradients for one, last in zip(mine, gradients[-1],
+                                                                                               strict=True)):  # fmt: skip
+        raise ValueError("the gradients are not those of torch's DDP")
+    return seconds
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def ratio_with_interval(
+    seconds: Seconds, upper: str, lower: str, draws: int = 2000, seed: int = 4
+) -> tuple[float, float, float]:
+    """The ratio of two medians and the ends of its 95% interval, by resampling turns with all their contenders."""
+    pairs = list(zip(seconds[upper], seconds[lower], strict=True))
+
+    def ratio(some: Sequence[tuple[float, float]]) -> float:
+        above, below = zip(*some, strict=True)
+        return statistics.median(above) / statistics.median(below)
+
+    rng = random.Random(seed)
+    drawn = sorted(ratio(rng.choices(pairs, k=len(pairs))) for _ in range(draws))
+    return ratio(pairs), drawn[int(0.025 * draws)], drawn[int(0.975 * draws) - 1]
+
+
+def gain(seconds: Seconds) -> float:
+    """The share of a step with one flat all-reduce that overlap saves."""
+    return 1 - statistics.median(seconds[OWN]) / statistics.median(seconds[FLAT])
+
+
+def missed(measured: Mapping[str, Seconds]) -> list[str]:
+    """A line for each target that is missed; `measured` has the seconds by link."""
+    lines = []
+    for link, seconds in measured.items():
+        _, _, high = ratio_with_interval(seconds, OWN, TORCH)
+        if high > AT_MOST:
+            lines.append(f"{link}: own DDP may take {high:.2f} times torch's; at most {AT_MOST} are allowed")
+    if EMULATED in measured and gain(measured[EMULATED]) < AT_LEAST:
+        saved = gain(measured[EMULATED])
+        lines.append(f"{EMULATED}: overlap gains {saved:.0%} over one flat all-reduce; at least {AT_LEAST:.0%} are due")
+    return lines
+
+
+def table(link: str, seconds: Seconds) -> str:
+    """Medians in milliseconds, the ratio with its interval, and what overlap gains."""
+    ratio, low, high = ratio_with_interval(seconds, OWN, TORCH)
+    lines = [f"{link}: 2 ranks, buckets of {CAP / 2**20:g} MiB, {len(seconds[OWN])} turns"]
+    lines += [f"  {name:20} {1e3 * statistics.median(times):7.1f} ms" for name, times in seconds.items()]
+    lines.append(f"  own / torch's {ratio:.3f}, 95% interval {low:.3f} to {high:.3f}, at most {AT_MOST}")
+    due = f", at least {AT_LEAST:.0%}" if link == EMULATED else ""
+    return "\n".join([*lines, f"  overlap gains {gain(seconds):.0%} over one flat all-reduce{due}"])
+
+
+def main() -> int:
+    """Measure on both links; return 1 if a target is missed."""
+    sys.path.insert(0, str(ROOT))
+    from course_utils import Link, launch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=40, help="steps of each contender (default: 40)")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"samples a rank (default: {BATCH})")
+    parser.add_argument("--cap", type=int, default=CAP, help=f"bytes of a bucket (default: {CAP})")
+    options = parser.parse_args()
+    size = sum(one.numel() for one in make_model(WIDTH, LAYERS).parameters())
+    print(f"a step of a model of {size:,} parameters, {options.batch} samples a rank", flush=True)
+    measured: dict[str, Seconds] = {}
+    for name, link in ((LOOPBACK, None), (EMULATED, Link(latency=1e-3, bandwidth=1e9))):
+        arguments = (lesson_ddp(), WIDTH, LAYERS, options.batch, options.cap, options.turns)
+        measured[name] = launch(in_turns, *arguments, nprocs=2, backend="gloo", link=link).results[0]
+        print(table(name, measured[name]), flush=True)
+    misses = missed(measured)
+    print("\n".join(misses) if misses else "every target is met")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
