@@ -11,7 +11,7 @@
 # | You build | flat gradients, buckets, a wrapper with hooks that overlaps communication with backward |
 # | You need | lesson 02 (what an all-reduce costs), lesson 03 (what replicas owe each other) |
 # | Time | about 2 hours, of which 90 minutes for the exercises; a good place for a break is marked |
-# | Hardware | any; everything here runs on the CPU. Times are measured on your machine, and on an *emulated* slower link |
+# | Hardware | any; everything here runs on the CPU. Times are taken here and on an *emulated* slower link |
 
 # %%
 # @first-cell
@@ -58,14 +58,13 @@ print(
 # %% [markdown]
 # Two processes on one machine talk over the loopback, which is faster than any network. What this lesson is about shows
 # better on a slower line, so many cells run on both: the loopback as it is, and an **emulated** link of 1 ms a message
-# and 1 GB/s. There, the computing and the messages are real; only the time until a message arrives is made longer. Every
-# number from it is labelled *emulated*.
+# and 1 GB/s. There, the computing and the messages are real; only the time until a message arrives is made longer.
+# Every number from it is labelled *emulated*.
 
 # %%
 LINK = Link(latency=1e-3, bandwidth=1e9)
-print(
-    f"a message of 1 kB takes {1e3 * LINK.seconds(1_000):.3f} ms on this link, one of 10 MB {1e3 * LINK.seconds(10**7):.0f} ms"
-)
+for size in (1_000, 10_000_000):
+    print(f"emulated: a message of {size:,} bytes takes {1e3 * LINK.seconds(size):.3f} ms")
 
 # %% [markdown]
 # ## Rung one: an all-reduce per parameter
@@ -132,9 +131,9 @@ print(f"latency on the emulated link: {latency_paid:.0f} ms")
 # ### Exercise: flatten (8 minutes, 2 points)
 #
 # `flatten(parameters)` returns one new tensor of one dimension: the gradients in the order of the parameters, zeros
-# where there is none, then a flag for each parameter; all of it divided by the world size. (Divide first: the all-reduce
-# then gives the mean, and a sum of 16-bit numbers could overflow.) The list has one dtype. Gradients need not be
-# contiguous, and stay as they are.
+# where there is none, then a flag for each parameter; all of it divided by the world size. (Divide first: the
+# all-reduce then gives the mean, and a sum of 16-bit numbers could overflow.) The list has one dtype. Gradients need
+# not be contiguous, and stay as they are.
 
 
 # %%
@@ -184,8 +183,8 @@ told("one flat tensor", run)
 print("the same gradient:", torch.allclose(run.results[0], right, rtol=0, atol=1e-14))
 
 # %% [markdown]
-# One message, the same bytes (and a few flags). It costs a copy in and a copy out, and it brings a new problem: a single
-# tensor is complete only when the *last* gradient is there.
+# One message, the same bytes (and a few flags). It costs a copy in and a copy out, and it brings a new problem: a
+# single tensor is complete only when the *last* gradient is there.
 #
 # ## When does a gradient come?
 #
@@ -230,6 +229,7 @@ class Awkward(torch.nn.Module):
         return self.last(hidden + self.sometimes(hidden) if sometimes else hidden)
 
 
+# %%
 torch.manual_seed(0)
 came = arrivals(Awkward(), torch.ones(2, 8))
 print("calls for the tied weight:", came.count("first.weight"))
@@ -246,10 +246,10 @@ print("calls for what is frozen or not used:", sum(name.startswith(("frozen", "n
 #
 # ### Exercise: make the buckets (10 minutes, 3 points)
 #
-# `make_buckets(parameters, cap_bytes)` returns a list of lists. It goes through the parameters in reverse and leaves out
-# the frozen ones. Parameters are put into the current bucket until it holds `cap_bytes` *or more*; the next one then
-# begins a new bucket. (PyTorch closes a bucket in the same way, so the cap is rather a minimum.) A bucket becomes one
-# tensor, so it has one dtype. `parameters` may be an iterator, such as `model.parameters()` is.
+# `make_buckets(parameters, cap_bytes)` returns a list of lists. It goes through the parameters in reverse and leaves
+# out the frozen ones. Parameters are put into the current bucket until it holds `cap_bytes` *or more*; the next one
+# then begins a new bucket. (PyTorch closes a bucket in the same way, so the cap is rather a minimum.) A bucket becomes
+# one tensor, so it has one dtype. `parameters` may be an iterator, such as `model.parameters()` is.
 
 
 # %%
@@ -321,8 +321,8 @@ print("the same gradient:", torch.allclose(run.results[0], right, rtol=0, atol=1
 # the place to remember when gradients are to be clipped.
 #
 # `check` uses models with tied, frozen and unused parameters, and with layers that one rank alone leaves out, each
-# rank with a seed of its own, SGD and Adam, 2 to 4 ranks. After each of 5 steps every rank is compared with one process.
-# The messages are counted, and the first must be on its way when backward is half-way through the model.
+# rank with a seed of its own, SGD and Adam, 2 to 4 ranks. After each of 5 steps every rank is compared with one
+# process. The messages are counted, and the first must be on its way when backward is half-way through the model.
 
 
 # %%
@@ -511,8 +511,9 @@ if "buckets during backward" in RUNGS:
 # %% [markdown]
 # Read the columns separately. On the loopback the rungs lie close together: there is hardly any latency to save, and an
 # all-reduce there is work for the same processor that computes, so there is little to hide. On the emulated link, the
-# first rung pays its latencies, the flat tensor saves them, buckets *after* backward give part of that back, and buckets
-# *during* backward come out ahead of all of them. The message is the same in each rung. What changes is when it starts.
+# first rung pays its latencies, the flat tensor saves them, buckets *after* backward give part of that back, and
+# buckets *during* backward come out ahead of all of them. The message is the same in each rung. What changes is when it
+# starts.
 #
 # ## What the step looks like
 #
@@ -522,7 +523,7 @@ if "buckets during backward" in RUNGS:
 
 # %%
 def record(wrap, steps=4):
-    """Return when forward, backward and the wait for gradients began and ended in the last step, from its barrier on."""
+    """Return when forward, backward and the rest began and ended in the last step, counted from its barrier."""
     model, finish = wrap(make_model())
     inputs, labels = a_batch()
     for _ in range(steps):
@@ -624,7 +625,8 @@ picture
 # ## Several backwards, one step
 #
 # A batch that does not fit into memory is cut into micro-batches, whose gradients accumulate before one step. Only the
-# sum needs to be averaged, once. PyTorch's DDP has `no_sync` for that, as yours has. Here is how one often sees it used.
+# sum needs to be averaged, once. PyTorch's DDP has `no_sync` for that, as yours has. Here is how one often sees it
+# used.
 
 
 # %%
@@ -687,8 +689,8 @@ with answer_needed():
     print("the same gradient:", torch.allclose(run.results[0], reference, atol=1e-6))
 
 # %% [markdown]
-# Hugging Face's documentation of Accelerate reports 0.50 s a batch on two T4 GPUs for both the naive way and a `no_sync`
-# around backward alone, and 0.41 s with the forward inside.
+# Hugging Face's documentation of Accelerate reports 0.50 s a batch on two T4 GPUs for both the naive way and a
+# `no_sync` around backward alone, and 0.41 s with the forward inside.
 #
 # ## Clipping
 #
@@ -734,14 +736,15 @@ print(f"length of the step: {found.norm().item():.3f} as found, {wanted.norm().i
 print(f"off by {clip_error:.0%} of the right step")
 
 # %% [markdown]
-# Each rank has clipped its own gradient by its own norm, before they were averaged: rank 0's short one and rank 1's long
-# one end up equally long, and count as much as each other. (In a wrapper that starts buckets in hooks it can be worse:
-# a bucket may be on its way by then, so that what is clipped is thrown away.) The mean of clipped gradients is not the
-# clipped mean.
+# Each rank has clipped its own gradient by its own norm, before they were averaged: rank 0's short one and rank 1's
+# long one end up equally long, and count as much as each other. (In a wrapper that starts buckets in hooks it can be
+# worse: a bucket may be on its way by then, so that what is clipped is thrown away.) The mean of clipped gradients is
+# not the clipped mean.
 #
 # ### Exercise: mend the clipping (5 minutes, 3 points)
 #
-# `clipped_step(ddp, optimizer, loss, max_norm)` makes one whole step: from clearing the gradients to `optimizer.step()`.
+# `clipped_step(ddp, optimizer, loss, max_norm)` makes one whole step: from clearing the gradients to
+# `optimizer.step()`.
 
 
 # %%
@@ -772,8 +775,8 @@ with answer_needed():
 #
 # A team trains on 16 machines and turns overlap on: a step that took 400 ms, 200 of them in backward and 100 in
 # communication, now takes 310. They expected 300. (a) What is the least that a step can take with overlap alone, and
-# why is it not exactly 300? (b) They halve the bucket size and it becomes 325. What may have happened? (c) They switch to
-# GPUs that compute ten times as fast, with the same network. What is overlap worth then, and what would you do next?
+# why is it not exactly 300? (b) They halve the bucket size and it becomes 325. What may have happened? (c) They switch
+# to GPUs that compute ten times as fast, with the same network. What is overlap worth then, and what would you do next?
 # About eight sentences.
 
 # %% [markdown]
@@ -814,8 +817,8 @@ progress()
 
 # %% [markdown]
 # - **Fewer messages.** Latency is paid per message: put gradients together.
-# - **Earlier messages.** A gradient can travel as soon as it is final. Buckets are filled from the end of the model, and
-#   start from hooks.
+# - **Earlier messages.** A gradient can travel as soon as it is final. Buckets are filled from the end of the model,
+#   and start from hooks.
 # - **The same order everywhere.** Collectives are matched by order. A rank that misses a parameter brings zeros, and a
 #   flag that says so.
 # - **`None` stays `None`** where no rank has a gradient: an optimizer moves zeros.

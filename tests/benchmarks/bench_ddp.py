@@ -1,9 +1,9 @@
 """How long a step of lesson 04's own DDP takes against torch's DistributedDataParallel, in turns; `make bench` runs it.
 
-The wrapper is the lesson's own, read from the solutions in its source. The same model, the same bucket size and the same
-batch on 2 ranks, over the loopback and over an emulated link of 1 ms and 1 GB/s. On the link, one flat all-reduce
-after backward is timed too, in the same turns: what overlap gains is the distance to it. A ratio is that of two medians;
-its 95% interval comes from resampling the turns (bootstrap), whose contenders stay together since they share the noise.
+The wrapper is the lesson's own, read from the solutions in its source. The same model, bucket size and batch on 2
+ranks, over the loopback and over an emulated link of 1 ms and 1 GB/s. One flat all-reduce after backward is timed in
+the same turns: what overlap gains is the distance to it. A ratio is that of two medians; its 95% interval comes from
+resampling the turns (bootstrap), whose contenders stay together since they share the noise.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def in_turns(own: Any, width: int, layers: int, batch: int, cap: int, turns: int
             if turn >= 3:  # the first ones warm up; torch makes its buckets anew
                 seconds[name].append(took.item())
     gradients = [[one.grad for one in model.parameters()] for model in contenders.values()]
-    if not all(torch.allclose(one, last, atol=1e-6) for mine in gradients for one, last in zip(mine, gradients[-1],
-                                                                                               strict=True)):  # fmt: skip
-        raise ValueError("the gradients are not those of torch's DDP")
+    for mine in gradients:
+        same = [torch.allclose(one, right, atol=1e-6) for one, right in zip(mine, gradients[-1], strict=True)]
+        if not all(same):
+            raise ValueError("the gradients are not those of torch's DDP")
     return seconds
 
 

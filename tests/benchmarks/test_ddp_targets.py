@@ -1,4 +1,4 @@
-"""The DDP benchmark's verdicts: which times meet the targets, its interval, and that it runs the lesson's own wrapper."""
+"""The DDP benchmark's verdicts: which times meet the targets, and that it runs the lesson's own wrapper."""
 
 from __future__ import annotations
 
