@@ -522,10 +522,10 @@ if "buckets during backward" in RUNGS:
 
 
 # %%
-def record(wrap, steps=4):
-    """Return when forward, backward and the rest began and ended in the last step, counted from its barrier."""
+def record(wrap, steps=8):
+    """Return, for each step, when forward, backward and the rest began and ended, counted from the step's barrier."""
     model, finish = wrap(make_model())
-    inputs, labels = a_batch()
+    (inputs, labels), recorded = a_batch(), []
     for _ in range(steps):
         model.zero_grad()
         dist.barrier()
@@ -536,27 +536,32 @@ def record(wrap, steps=4):
         moments.append(time.perf_counter())
         finish()
         moments.append(time.perf_counter())
-    begin, *ends = moments
-    ends = [end - begin for end in ends]
-    return list(zip(("forward", "backward", "finish"), [0.0, *ends], ends, strict=False))
+        moments = [moment - moments[0] for moment in moments]
+        recorded.append(list(zip(("forward", "backward", "wait and unpack"), moments, moments[1:], strict=False)))
+    return recorded
 
 
-def network(trace):
-    """Return the spans of the last step's all-reduces; one waits in line until the one before it has passed."""
-    begin = max(event.end for event in trace.events if event.op == "barrier")
+def network(trace, step, steps):
+    """Return the spans of a step's all-reduces; one waits in line until the one before it has passed."""
+    barriers = [event.end for event in trace.events if event.op == "barrier"][-steps:]
+    begin, end = barriers[step], [*barriers, float("inf")][step + 1]
     spans, free = [], 0.0
     for event in trace.events:
-        if event.op == "all_reduce" and event.start >= begin:
+        if event.op == "all_reduce" and begin <= event.start < end:
             spans.append(("all-reduce", max(event.start - begin, free), event.end - begin))
             free = event.end - begin
     return spans
 
 
+# %%
 def lanes(run):
+    """Return the lanes of the quickest step, the one that other work on this machine has disturbed least."""
+    steps = len(run.results[0])
+    step = min(range(1, steps), key=lambda step: max(recorded[step][-1][2] for recorded in run.results))
     return {
         f"rank {rank} {lane}": spans
         for rank in range(2)
-        for lane, spans in (("compute", run.results[rank]), ("network", network(run.trace[rank])))
+        for lane, spans in (("compute", run.results[rank][step]), ("network", network(run.trace[rank], step, steps)))
     }
 
 
@@ -620,7 +625,7 @@ picture
 # On the emulated link the curve has a valley: at the left latency, at the right waiting. The largest size puts
 # everything into one bucket, which is the flat tensor again. Where the valley lies depends on the link and on the
 # model, so frameworks make it an option: PyTorch's default is 25 MB, with a first bucket of 1 MB so that something
-# starts early; Horovod fills a buffer of 128 MB for some milliseconds.
+# starts early; Horovod collects up to 128 MB for a few milliseconds.
 #
 # ## Several backwards, one step
 #
