@@ -10,7 +10,7 @@ from .costs import time_against_size
 from .curves import lines_over_steps, share_bars
 from .messages import chunk_movement, message_rounds
 from .picture import Picture
-from .timeline import timeline
+from .timeline import step_timeline
 
 __all__ = [
     "Picture",
@@ -18,6 +18,6 @@ __all__ = [
     "lines_over_steps",
     "message_rounds",
     "share_bars",
+    "step_timeline",
     "time_against_size",
-    "timeline",
 ]

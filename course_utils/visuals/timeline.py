@@ -10,7 +10,7 @@ Span = tuple[str, float, float]  # what, and from when to when, in seconds
 _HEIGHT = 0.74  # of a lane, of which 1 is the distance to the next
 
 
-def timeline(panels: Mapping[str, Mapping[str, Sequence[Span]]]) -> Picture:
+def step_timeline(panels: Mapping[str, Mapping[str, Sequence[Span]]]) -> Picture:
     """Draw spans in lanes, panel under panel over one axis of milliseconds.
 
     Args:
@@ -19,7 +19,7 @@ def timeline(panels: Mapping[str, Mapping[str, Sequence[Span]]]) -> Picture:
 
     Raises ValueError where there is no span, or where one ends before it starts.
 
-    Example: `timeline({"one bucket": {"rank 0 compute": [("backward", 0.0, 0.02)],
+    Example: `step_timeline({"one bucket": {"rank 0 compute": [("backward", 0.0, 0.02)],
     "rank 0 network": [("all-reduce", 0.02, 0.06)]}})`.
     """
     from matplotlib.patches import Patch

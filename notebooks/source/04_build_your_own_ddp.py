@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from course_utils import Link, check, hint, launch, predict, progress
 from course_utils.exercises import answer_needed, answered, compare
-from course_utils.visuals import lines_over_steps, timeline
+from course_utils.visuals import lines_over_steps, step_timeline
 
 # %% [markdown]
 # ## A model that is worth sending
@@ -594,7 +594,7 @@ drawn = {
 for title, one in drawn.items():
     print(f"{title}: {hidden(one):.0%} of the communication hidden")
     hidden_percent = 100 * hidden(one) if title.startswith("buckets during") else None
-picture = timeline(drawn) if drawn else "needs your flatten, unflatten, make_buckets and own_ddp"
+picture = step_timeline(drawn) if drawn else "needs your flatten, unflatten, make_buckets and own_ddp"
 picture
 
 # %% [markdown]

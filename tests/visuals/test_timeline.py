@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from course_utils.visuals import timeline
+from course_utils.visuals import step_timeline
 
 PANELS = {
     "after backward": {
@@ -32,20 +32,20 @@ def test_every_span_lies_where_it_was_recorded_in_milliseconds() -> None:
     wanted = [
         (1e3 * start, 1e3 * end) for lanes in PANELS.values() for lane in lanes.values() for _, start, end in lane
     ]
-    assert [pytest.approx(one) for one in wanted] == [bar[:2] for bar in bars(timeline(PANELS))]
+    assert [pytest.approx(one) for one in wanted] == [bar[:2] for bar in bars(step_timeline(PANELS))]
 
 
 def test_a_kind_has_one_colour_in_all_panels_and_kinds_differ() -> None:
     kinds = [what for lanes in PANELS.values() for lane in lanes.values() for what, *_ in lane]
     colours: dict[str, set[tuple[float, ...]]] = {}
-    for what, bar in zip(kinds, bars(timeline(PANELS)), strict=True):
+    for what, bar in zip(kinds, bars(step_timeline(PANELS)), strict=True):
         colours.setdefault(what, set()).add(bar[4])
     assert all(len(some) == 1 for some in colours.values())
     assert len(set.union(*colours.values())) == 3
 
 
 def test_lanes_do_not_touch_each_other_and_carry_their_names() -> None:
-    picture = timeline(PANELS)
+    picture = step_timeline(PANELS)
     (axes,) = picture.figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0 compute", "rank 0 network"] * 2
     heights = sorted({bar[2:4] for bar in bars(picture)})
@@ -54,7 +54,7 @@ def test_lanes_do_not_touch_each_other_and_carry_their_names() -> None:
 
 
 def test_the_end_of_each_panel_stands_there_and_in_words() -> None:
-    picture = timeline(PANELS)
+    picture = step_timeline(PANELS)
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     assert {"after backward", "during backward", "70 ms", "45 ms"} <= set(texts)
     assert "after backward: the last span ends after 70 ms" in picture.words
@@ -62,6 +62,6 @@ def test_the_end_of_each_panel_stands_there_and_in_words() -> None:
 
 def test_nothing_to_draw_and_spans_that_run_backwards_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        timeline({"empty": {"rank 0": []}})
+        step_timeline({"empty": {"rank 0": []}})
     with pytest.raises(ValueError, match="'backward' ends at 1 s, before it starts at 2 s"):
-        timeline({"": {"rank 0": [("backward", 2.0, 1.0)]}})
+        step_timeline({"": {"rank 0": [("backward", 2.0, 1.0)]}})
