@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "notebooks" / "source" / "04_build_your_own_ddp.py"
 OWN, FLAT, TORCH = "own DDP", "one flat all-reduce", "torch's DDP"
 LOOPBACK, EMULATED = "loopback", "emulated link, 1 ms and 1 GB/s"
-WIDTH, LAYERS, BATCH = 1024, 10, 384
+WIDTH, LAYERS, BATCH = 1024, 10, 32
+FRONT, POSITIONS = 6, 32  # layers of the front, and how often each is applied to a sample
 CAP = 8 * 2**20  # two layers a bucket
 AT_MOST = 1.15  # own / torch, the upper end of the interval
 AT_LEAST = 0.20  # of the step with one flat all-reduce, gained by overlap on the emulated link
@@ -44,12 +45,28 @@ def lesson_ddp() -> Any:
 
 
 def make_model(width: int, layers: int) -> Any:
-    """A stack of linear layers; at 1024 x 10, more than 10 million parameters."""
+    """A front that computes much with few parameters, as convolutions do, and a back that holds nearly all of them.
+
+    At 1024 x 10, more than 10 million parameters. Inputs are (samples, POSITIONS, width / 4).
+    """
     import torch
 
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            narrow = width // 4
+            self.front = torch.nn.Sequential(*stack(narrow, FRONT))
+            self.back = torch.nn.Sequential(torch.nn.Linear(narrow, width), torch.nn.ReLU(), *stack(width, layers))
+            self.last = torch.nn.Linear(width, 10)
+
+        def forward(self, inputs: Any) -> Any:
+            return self.last(self.back(self.front(inputs).mean(dim=1)))
+
+    def stack(size: int, count: int) -> list[Any]:
+        return [part for _ in range(count) for part in (torch.nn.Linear(size, size), torch.nn.ReLU())]
+
     torch.manual_seed(0)
-    inner = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    return torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), *inner, torch.nn.Linear(width, 10))
+    return Network()
 
 
 def in_turns(own: Any, width: int, layers: int, batch: int, cap: int, turns: int) -> dict[str, list[float]]:
@@ -66,7 +83,7 @@ def in_turns(own: Any, width: int, layers: int, batch: int, cap: int, turns: int
         TORCH: torch.nn.parallel.DistributedDataParallel(make_model(width, layers), bucket_cap_mb=cap / 2**20),
     }
     torch.manual_seed(1 + dist.get_rank())
-    inputs, labels = torch.randn(batch, 64), torch.randint(10, (batch,))
+    inputs, labels = torch.randn(batch, POSITIONS, width // 4), torch.randint(10, (batch,))
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(turns + 3):
         names = list(contenders)
