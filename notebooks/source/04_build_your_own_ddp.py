@@ -537,7 +537,7 @@ def record(wrap, steps=8):
         finish()
         moments.append(time.perf_counter())
         moments = [moment - moments[0] for moment in moments]
-        recorded.append(list(zip(("forward", "backward", "wait and unpack"), moments, moments[1:], strict=False)))
+        recorded.append(list(zip(("forward", "backward", "copy and wait"), moments, moments[1:], strict=False)))
     return recorded
 
 
