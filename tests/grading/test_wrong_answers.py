@@ -37,11 +37,11 @@ def definitions_of(lesson: str) -> str:
     tree = ast.parse(inspect.getsource(importlib.import_module(f"tests.exercises.answers_{lesson}")))
     kept = []
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef):
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             statement.decorator_list = [
                 one for one in statement.decorator_list if "Family" not in names_in(one, lesson)
             ]
-        if "Family" not in names_in(statement, lesson) or isinstance(statement, ast.FunctionDef):
+        if "Family" not in names_in(statement, lesson) or isinstance(statement, ast.FunctionDef | ast.ClassDef):
             kept.append(statement)
     return ast.unparse(ast.Module(kept, []))
 
