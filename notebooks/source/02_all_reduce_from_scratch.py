@@ -293,11 +293,10 @@ def all_gather_ring(chunks):
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world, (rank - 1) % world
-    for step in range(world - 1):
-        outgoing, incoming = chunks[(rank - step) % world], chunks[(rank - step - 1) % world]
-        receiving = dist.irecv(incoming, left)
-        sending = dist.isend(outgoing, right)
-        receiving.wait()
+    receiving = [dist.irecv(chunks[(rank - step - 1) % world], left) for step in range(world - 1)]  # in order
+    for step, arriving in enumerate(receiving):
+        sending = dist.isend(chunks[(rank - step) % world], right)
+        arriving.wait()
         sending.wait()
     ### END SOLUTION
 

@@ -57,11 +57,11 @@ print(
 # %% [markdown]
 # Two processes on one machine talk over the loopback, which is faster than any network. What this lesson is about shows
 # better on a slower line, so many cells run on both: the loopback as it is, and an **emulated** link of 1 ms a message
-# and 1 GB/s. There, the computing and the messages are real; only the time until a message arrives is made longer.
-# Every number from it is labelled *emulated*.
+# and 0.3 GB/s, about what Ethernet of 2.5 Gbit/s carries. There, the computing and the messages are real; only the time
+# until a message arrives is made longer. Every number from it is labelled *emulated*.
 
 # %%
-LINK = Link(latency=1e-3, bandwidth=1e9)
+LINK = Link(latency=1e-3, bandwidth=300e6)
 for size in (1_000, 10_000_000):
     print(f"emulated: a message of {size:,} bytes takes {1e3 * LINK.seconds(size):.3f} ms")
 
