@@ -2,7 +2,8 @@
 
 `registry` knows the exercises, described in one module a lesson (`lesson_00`, ...); `judging` runs an answer in fresh
 ranks (`inside` is the part that runs there) and finds a verdict; `answers` and `guesses` show it, as `panels`;
-`standins` take the place of missing answers; `record` keeps what was done, `tally` adds it up.
+`standins` take the place of missing answers; `telling` and `models` are what the checks of several lessons share;
+`record` keeps what was done, `tally` adds it up.
 """
 
 from __future__ import annotations

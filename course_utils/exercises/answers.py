@@ -10,6 +10,7 @@ from .own import OwnVersion
 from .panels import Panel, show
 from .registry import Exercise, find
 from .standins import StandIn
+from .telling import counted
 
 _HEADLINES = {
     "passed": "Passed: {name} ({points})",
@@ -102,7 +103,7 @@ def _panel(verdict: Verdict) -> Panel:
         rows.append(("input", verdict.given))
     rows += [(f"rank {state.rank}", str(state).partition(": ")[2]) for state in verdict.states]
     if verdict.state == "passed":
-        sentences.append(f"{_count(verdict.tried, 'case')}, {_sizes(verdict.sizes)}.")
+        sentences.append(f"{counted(verdict.tried, 'case')}, {_sizes(verdict.sizes)}.")
     else:
         if exercise.own is not None:
             sentences.append(f"The lesson goes on with a version built on {exercise.own_name}.")
@@ -116,8 +117,4 @@ def _panel(verdict: Verdict) -> Panel:
 
 def _sizes(sizes: tuple[int, ...]) -> str:
     low, high = min(sizes), max(sizes)
-    return f"on {_count(low, 'rank')}" if low == high else f"on {low} to {high} ranks"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"on {counted(low, 'rank')}" if low == high else f"on {low} to {high} ranks"

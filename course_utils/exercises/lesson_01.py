@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from . import own
 from .inside import plain, within
 from .judging import Case, Finding, Trial
 from .registry import Exercise
+from .telling import first_numbers, shown
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 HOLD_SECONDS = 0.25  # how long the judge's store keeps a worker that has looked from acting on what it saw
@@ -651,16 +653,7 @@ def _judge_shift_traffic(given: str, size: int, trace: Any) -> Finding | None:
 # ---- words
 
 
-def _shown(value: Any) -> str:
-    if value[0] == "tensor":
-        return f"a {value[1]} tensor: {_numbers(value[2])}"
-    return repr(value[1])[:200] if value[0] == "value" else f"an object of type {value[1]}: {value[2]}"
-
-
-def _numbers(array: Any) -> str:
-    flat = array.reshape(-1)
-    shown = ", ".join(f"{number:.4g}" for number in flat[:6].tolist())
-    return f"[{shown}{', ...' if flat.size > 6 else ''}]" + (f" ({flat.size} numbers)" if flat.size > 6 else "")
+_numbers, _shown = partial(first_numbers, digits=4), partial(shown, digits=4)
 
 
 EXERCISES = (

@@ -13,6 +13,7 @@ from . import own
 from .inside import plain
 from .judging import Case, Finding, Trial
 from .registry import Exercise
+from .telling import counted, first_numbers, shown
 
 # ---- what travelled: every exercise that moves tensors is judged by it
 
@@ -69,7 +70,7 @@ def _too_heavy(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -
             low, high = (f"{math.floor(bound):,}" for bound in (budget.least, budget.most))
             allowed = f"{low} to {high}" if low != high else low
             expected = f"{budget.name}: {allowed if budget.least else f'at most {high}'} elements sent by each rank"
-            sent = f"{least:,.0f} elements in {_count(told.messages_sent + more, 'message')}{with_borrowed}"
+            sent = f"{least:,.0f} elements in {counted(told.messages_sent + more, 'message')}{with_borrowed}"
             return Finding(given, expected, sent, rank, _why_heavy(budget, told, more) if least > budget.most else "")
         sizes = [event.bytes / budget.itemsize for event in told.events if event.op == "send"]
         if budget.largest is not None and max(sizes, default=0) > budget.largest:
@@ -77,14 +78,14 @@ def _too_heavy(given: str, budget: Budget, borrowed: list[Budget], trace: Any) -
             return Finding(given, expected, f"one of {max(sizes):,.0f} elements", rank, budget.heavy)
         if max(told.messages_sent, told.messages_received) + more > budget.messages:
             expected = (
-                f"{budget.name}: at most {_count(budget.messages, 'message')} sent, and as many received, by a rank"
+                f"{budget.name}: at most {counted(budget.messages, 'message')} sent, and as many received, by a rank"
             )
             received = f"{told.messages_sent + more} sent, {told.messages_received + more} received{with_borrowed}"
             return Finding(given, expected, received, rank, budget.heavy)
     total = sum(told.messages_sent + more for told in trace)
     if budget.total is not None and total > budget.total:
-        expected = f"{budget.name}: {_count(budget.total, 'message')} in all"
-        return Finding(given, expected, _count(total, "message"), None, budget.heavy)
+        expected = f"{budget.name}: {counted(budget.total, 'message')} in all"
+        return Finding(given, expected, counted(total, "message"), None, budget.heavy)
     return _off_the_ring(given, trace) if budget.ring else None
 
 
@@ -93,7 +94,7 @@ def _why_heavy(budget: Budget, told: Any, more: int) -> str:
     sizes = [event.bytes / budget.itemsize for event in told.events if event.op == "send"]
     if budget.ring and budget.messages and max(sizes, default=0) <= budget.most / budget.messages:
         count = told.messages_sent + more
-        enough = _count(budget.messages, "round")
+        enough = counted(budget.messages, "round")
         return f"Each message is one chunk, as it should be, but {count} of them are too many: {enough} will do."
     return budget.heavy
 
@@ -111,9 +112,9 @@ def _too_slow(given: str, budget: Budget, borrowed: list[Budget], trace: Any) ->
     rounds = trace.rounds + sum(one.rounds for one in borrowed)
     if rounds <= budget.rounds:
         return None
-    expected = f"{budget.name}: at most {_count(budget.rounds, 'round')}"
+    expected = f"{budget.name}: at most {counted(budget.rounds, 'round')}"
     why = f"The sum is right, but too many messages wait for one another. {budget.slow}".strip()
-    return Finding(given, expected, _count(rounds, "round"), None, why)
+    return Finding(given, expected, counted(rounds, "round"), None, why)
 
 
 _IN_TURN = (
@@ -254,7 +255,7 @@ class _Tensors:
 
     def told(self, arrays: Sequence[Any]) -> str:
         shape = self.shape[::-1] if self.transposed else self.shape
-        text = f"{_count(self.world, 'rank')}, "
+        text = f"{counted(self.world, 'rank')}, "
         text += f"{self.dtype} tensors of shape {shape}" if len(shape) != 1 else f"{shape[0]} numbers of {self.dtype}"
         text += ", a transposed view (not contiguous)" if self.transposed else ""
         if 0 < math.prod(shape) <= 5:
@@ -338,7 +339,7 @@ def _all_reduce_case(tensors: _Tensors, arrays: list[Any], budget: Budget) -> Ca
 
 def _judge_sum(given: str, arrays: list[Any], expected: Any, results: list[dict[str, Any]]) -> Finding | None:
     world, dtype = len(arrays), str(arrays[0].dtype)
-    wanted = f"the sum on every rank: {_numbers(expected)}"
+    wanted = f"the sum on every rank: {first_numbers(expected)}"
     for rank, told in enumerate(results):
         value = told["value"]
         finding = _not_a_tensor_like(given, expected.shape, dtype, rank, value)
@@ -356,7 +357,7 @@ def _judge_sum(given: str, arrays: list[Any], expected: Any, results: list[dict[
                 lacking = [r for r in range(world) if world > 1 and _close(value[2] + arrays[r], expected, dtype)]
                 why = f"The tensor of rank {lacking[0]} is missing in it." if lacking else ""
                 why = why or _where_it_differs(value[2], expected, dtype)
-            return Finding(given, wanted, _numbers(value[2]), rank, why)
+            return Finding(given, wanted, first_numbers(value[2]), rank, why)
     for rank, told in enumerate(results):
         if not told["kept"]:
             why = "A caller may need its tensor again. Work on tensor.clone()."
@@ -385,7 +386,7 @@ def _not_the_same_bits(given: str, arrays: list[Any]) -> Finding | None:
 def _not_a_tensor_like(given: str, shape: tuple[int, ...], dtype: str, rank: int, value: Any) -> Finding | None:
     if value[0] != "tensor":
         why = "Nothing came back: is there a return?" if value == ("value", None) else ""
-        return Finding(given, "a tensor", _shown(value), rank, why)
+        return Finding(given, "a tensor", shown(value), rank, why)
     if value[2].shape != shape:
         why = "The result has the shape of the input: .view_as(tensor) or .view(tensor.shape) brings it back."
         return Finding(given, f"the shape {shape}", f"the shape {value[2].shape}", rank, why)
@@ -478,8 +479,8 @@ def _reduce_scatter_case(given: str, arrays: list[Any]) -> Case:
                     why = f"Chunk {finished[0]} is finished here. Begin the journey so that chunk r ends on rank r."
                 elif _close(got[rank], np.array_split(arrays[rank], world)[rank], dtype):
                     why = "That is what this rank brought: nothing was added to it."
-            wanted = f"the sum of chunk {rank}, in place: {_numbers(sums[rank])}"
-            return Finding(given, wanted, _numbers(got[rank]), rank, why)
+            wanted = f"the sum of chunk {rank}, in place: {first_numbers(sums[rank])}"
+            return Finding(given, wanted, first_numbers(got[rank]), rank, why)
         return None
 
     traffic = _within(given, _half_ring(world, arrays[0].size, arrays[0].itemsize))
@@ -529,7 +530,8 @@ def _judge_chunks(given: str, expected: Any, results: list[dict[str, Any]], help
                     "itself, "
                     "or use chunk.copy_."
                 )
-            return Finding(given, f"chunk {number}: {_numbers(wanted[number])}", _numbers(got[number]), rank, why)
+            text = f"chunk {number}: {first_numbers(wanted[number])}"
+            return Finding(given, text, first_numbers(got[number]), rank, why)
     return _not_the_same_bits(given, [told["flat"][2] for told in results])
 
 
@@ -605,7 +607,7 @@ def _average_case(rng: random.Random, world: int, shapes: list[tuple[int, ...]],
     draw = np.random.default_rng(rng.randrange(2**32))
     arrays = [[(scale * draw.uniform(0.5, 1.0, size=shape)).astype(dtype) for shape in shapes] for _ in range(world)]
     expected = [np.mean([own[place] for own in arrays], axis=0, dtype=np.float64) for place in range(len(shapes))]
-    given = f"{_count(world, 'rank')}, {dtype} gradients of the shapes {', '.join(map(str, shapes))}"
+    given = f"{counted(world, 'rank')}, {dtype} gradients of the shapes {', '.join(map(str, shapes))}"
     given += f", numbers up to {scale:,.0f}" if scale > 1 else ""
     length = sum(math.prod(shape) for shape in shapes)
     ring = _ring(world, length, arrays[0][0].itemsize)
@@ -642,8 +644,8 @@ def _judge_averages(given: str, expected: list[Any], dtype: str, results: list[d
                     why = "That is the sum: divide by the number of ranks."
                 elif world > 1 and _close(value[2] * world, wanted, dtype):
                     why = "Divided twice."
-                text = f"the mean of gradient {place}: {_numbers(wanted)}"
-                return Finding(given, text, _numbers(value[2]), rank, why)
+                text = f"the mean of gradient {place}: {first_numbers(wanted)}"
+                return Finding(given, text, first_numbers(value[2]), rank, why)
     for rank, told in enumerate(results):
         if not told["kept"]:
             why = "The optimiser, or a look at the gradients, may need them as they were: return new tensors."
@@ -677,9 +679,9 @@ def _judge_bandwidths(given: str, size: int, seconds: float, world: int, value: 
     right = (size / seconds, size / seconds * 2 * (world - 1) / world)
     wanted = f"({right[0]:,.0f}, {right[1]:,.0f}) bytes per second"
     if value[0] != "value" or not isinstance(value[1], list | tuple) or len(value[1]) != 2:
-        return Finding(given, wanted, _shown(value), None, "Return two numbers: algorithm bandwidth, bus bandwidth.")
+        return Finding(given, wanted, shown(value), None, "Return two numbers: algorithm bandwidth, bus bandwidth.")
     if not all(isinstance(number, int | float) for number in value[1]):
-        return Finding(given, wanted, _shown(value), None, "Return plain numbers.")
+        return Finding(given, wanted, shown(value), None, "Return plain numbers.")
     got = tuple(float(number) for number in value[1])
     if all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-9) for pair in zip(got, right, strict=True)):
         return None
@@ -694,22 +696,6 @@ def _judge_bandwidths(given: str, size: int, seconds: float, world: int, value: 
 
 
 # ---- words
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _shown(value: Any) -> str:
-    if value[0] == "tensor":
-        return f"a {value[1]} tensor: {_numbers(value[2])}"
-    return repr(value[1])[:200] if value[0] == "value" else f"an object of type {value[1]}: {value[2]}"
-
-
-def _numbers(array: Any) -> str:
-    flat = array.reshape(-1)
-    shown = ", ".join(f"{number:.6g}" for number in flat[:6].tolist())
-    return f"[{shown}{', ...' if flat.size > 6 else ''}]" + (f" ({flat.size} numbers)" if flat.size > 6 else "")
 
 
 # ---- what the lesson goes on with while there is no right answer

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import own
 from .inside import plain
 from .judging import Case, Finding, Trial
+from .models import Arrays, filled, generator, nearly
 from .registry import Exercise
-
-Arrays = Mapping[str, Any]  # name of a parameter or buffer -> numpy array
+from .telling import counted, first_numbers
 
 # ---- models that make trouble: tied, frozen, unused parameters, and buffers
 
@@ -61,14 +61,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
             hidden = torch.tanh(self.first(inputs * self.scale))
             return self.last(torch.tanh(self.second(hidden)))
 
-    with torch.random.fork_rng(devices=[]):
-        network = Network()
-    network = network.to(getattr(torch, kind.dtype))
-    with torch.no_grad():
-        for name, tensor in network.state_dict().items():
-            if name in arrays:
-                tensor.copy_(torch.from_numpy(arrays[name].copy()))
-    return network
+    return filled(Network, kind.dtype, arrays)
 
 
 def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
@@ -83,12 +76,6 @@ def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
     arrays["scale"] = draw.uniform(0.5, 1.5, size=6).astype(kind.dtype)
     arrays["seen"] = np.array(draw.integers(1, 2**40), dtype=np.int64)
     return arrays
-
-
-def _generator(rng: random.Random) -> Any:
-    import numpy as np
-
-    return np.random.default_rng(rng.randrange(2**32))
 
 
 def _told(model: Any) -> dict[str, Any]:
@@ -134,9 +121,9 @@ def _random_kind(rng: random.Random) -> _Kind:
 
 
 def _broadcast_case(world: int, kind: _Kind, rng: random.Random) -> Case:
-    draw = _generator(rng)
+    draw = generator(rng)
     starts = [_drawn(kind, draw) for _ in range(world)]
-    given = f"{_count(world, 'rank')}, {kind}, each rank with values of its own"
+    given = f"{counted(world, 'rank')}, {kind}, each rank with values of its own"
     inputs = [(kind, start) for start in starts]
     return Case(given, inputs, lambda results: _judge_broadcast(given, kind, starts, results))
 
@@ -218,7 +205,7 @@ def _shardings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _shard_case(length: int, world: int, epochs: int, seed: int) -> Case:
-    given = f"{_count(length, 'sample')}, {_count(world, 'rank')}, seed {seed}"
+    given = f"{counted(length, 'sample')}, {counted(world, 'rank')}, seed {seed}"
     inputs = [(length, world, epochs, seed)] * 2
     return Case(given, inputs, lambda results: _judge_shards(given, length, world, results))
 
@@ -350,9 +337,9 @@ def _reductions(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 def _reduce_case(world: int, kind: _Kind, counts: list[int], through: bool, rng: random.Random) -> Case:
     """`through`: a rank with an empty batch has gradients all the same, of NaN, as a mean over nothing is."""
-    draw = _generator(rng)
+    draw = generator(rng)
     start, batches = _drawn(kind, draw), _sorted_batch(kind, counts, draw)
-    given = f"{_count(world, 'rank')} with {_listed(counts)} samples, {kind}"
+    given = f"{counted(world, 'rank')} with {_listed(counts)} samples, {kind}"
     if 0 in counts:
         given += (
             ", NaN gradients on the rank without samples" if through else ", no gradients on the rank without samples"
@@ -366,21 +353,14 @@ def _reduce_case(world: int, kind: _Kind, counts: list[int], through: bool, rng:
 def _gradients(kind: _Kind, start: Arrays, batches: list[tuple[Any, Any]]) -> dict[str, Any]:
     """What one process computes on the union of the batches; None for parameters that get no gradient."""
     import numpy as np
+    import torch
 
     inputs, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     model = _model(kind, start)
     if len(labels):
-        with _all_gradients_on():
+        with torch.enable_grad():  # the notebook may have turned them off
             _mean_loss(model, inputs, labels).backward()
     return {name: None if one.grad is None else one.grad.numpy() for name, one in model.named_parameters()}
-
-
-@contextlib.contextmanager
-def _all_gradients_on() -> Iterator[None]:
-    import torch
-
-    with torch.enable_grad():  # the notebook may have turned them off
-        yield
 
 
 def _judge_gradients(
@@ -502,7 +482,7 @@ class _Training:
         return len(self.counts[0])
 
     def __str__(self) -> str:
-        text = f"{_count(self.world, 'rank')}, each with a seed of its own, {self.kind}, SGD"
+        text = f"{counted(self.world, 'rank')}, each with a seed of its own, {self.kind}, SGD"
         text += f" with momentum {self.momentum:g}" if self.momentum else ""
         text += f" with weight decay {self.decay:g}" if self.decay else ""
         return text + f", batches of {_listed(self.counts[0])} samples"
@@ -549,7 +529,7 @@ def _trainings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _train_case(training: _Training, rng: random.Random) -> Case:
-    draw = _generator(rng)
+    draw = generator(rng)
     starts = [_drawn(training.kind, draw) for _ in range(training.world)]
     by_step = [_sorted_batch(training.kind, counts, draw) for counts in training.counts]
     inputs = [(training, starts[rank], [batches[rank] for batches in by_step]) for rank in range(training.world)]
@@ -573,7 +553,7 @@ def _replayed(
     models = [_model(training.kind, starts[0] if together else start) for start in starts]
     optimizers = [training.optimizer(model) for model in models]
     states = []
-    with _all_gradients_on():
+    with torch.enable_grad():  # the notebook may have turned them off
         for batches in by_step:
             for model, (inputs, labels) in zip(models, batches, strict=True):
                 if fresh:
@@ -598,11 +578,12 @@ def _replayed(
 def _in_one_process(training: _Training, start: Arrays, by_step: list[Any]) -> list[dict[str, Any]]:
     """The parameters after each step of one process on the union of the ranks' batches: the yardstick."""
     import numpy as np
+    import torch
 
     model = _model(training.kind, start)
     optimizer = training.optimizer(model)
     states = []
-    with _all_gradients_on():
+    with torch.enable_grad():  # the notebook may have turned them off
         for batches in by_step:
             inputs, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
             optimizer.zero_grad()
@@ -728,7 +709,7 @@ def _starts(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _start_case(world: int, seed: int, width: int) -> Case:
-    given = f"{_count(world, 'rank')}, seed {seed}, a model with dropout"
+    given = f"{counted(world, 'rank')}, seed {seed}, a model with dropout"
     return Case(given, [(seed, width)] * world, lambda results: _judge_starts(given, results))
 
 
@@ -773,15 +754,7 @@ _TOLERANCE = {"float32": 1e-5, "float64": 1e-10}  # of the largest number, as th
 
 
 def _close(got: Any, wanted: Any) -> bool:
-    import numpy as np
-
-    scale = max(1e-3, float(np.abs(wanted).max(initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        return bool(np.abs(got - wanted).max(initial=0.0) <= _TOLERANCE[str(got.dtype)] * scale)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return nearly(got, wanted, _TOLERANCE)
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -789,10 +762,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _numbers(array: Any) -> str:
-    flat = array.reshape(-1)
-    shown = ", ".join(f"{number:.6g}" for number in flat[:4].tolist())
-    return f"[{shown}, ...] ({flat.size} numbers)" if flat.size > 4 else f"[{shown}]"
+_numbers = partial(first_numbers, most=4)
 
 
 # ---- what the lesson goes on with while there is no right answer: all is gathered everywhere, which does not scale

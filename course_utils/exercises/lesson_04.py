@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from . import own
 from .inside import plain
 from .judging import Case, Finding, Trial
+from .models import Arrays, filled, generator, nearly
 from .registry import Exercise
-
-Arrays = Mapping[str, Any]  # name of a parameter -> numpy array
+from .telling import counted, first_numbers
 
 # What the scenarios broadcast to leave a mark in the trace: so many bytes, which no gradient here has.
 _BUILT, _MIDDLE, _STEPPED = 3, 5, 7
@@ -89,13 +90,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
                     hidden = hidden + self.spare(hidden)
             return hidden
 
-    with torch.random.fork_rng(devices=[]):
-        network = Network()
-    network = network.to(getattr(torch, kind.dtype))
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(torch.from_numpy(arrays[name].copy()))
-    return network
+    return filled(Network, kind.dtype, arrays)
 
 
 def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
@@ -106,12 +101,6 @@ def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
         for name, rows in shapes.items()
         for part in ("weight", "bias")
     }
-
-
-def _generator(rng: random.Random) -> Any:
-    import numpy as np
-
-    return np.random.default_rng(rng.randrange(2**32))
 
 
 def _loss(model: Any, inputs: Any) -> Any:
@@ -165,7 +154,7 @@ def _flats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
             for world in (1, 2, 3, 4)
         }
     for world, some in given.items():
-        cases = [_flatten_case(world, has, dtype, _generator(rng)) for has, dtype in some]
+        cases = [_flatten_case(world, has, dtype, generator(rng)) for has, dtype in some]
         yield Trial(world, _flatten, cases, group=True, collectives=True)
 
 
@@ -174,7 +163,7 @@ def _flatten_case(world: int, has: Sequence[int], dtype: str, draw: Any) -> Case
         [draw.normal(size=shape).astype(dtype) if there else None for shape, there in zip(_SHAPES, has, strict=True)]
         for _ in range(world)
     ]
-    given = f"{_count(world, 'rank')}, {len(_SHAPES)} {dtype} parameters of shapes {_shapes()}"
+    given = f"{counted(world, 'rank')}, {len(_SHAPES)} {dtype} parameters of shapes {_shapes()}"
     missing = [str(number) for number, there in enumerate(has) if not there]
     given += f", no gradient in number {' and '.join(missing)}" if missing else ""
     inputs = [(_SHAPES, dtype, gradients) for gradients in per_rank]
@@ -240,7 +229,7 @@ def _unflats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
             for _ in range(5)
         ] + given
     for world in (1, 2, 3, 4) if thorough else (2,):
-        cases = [_unflatten_case(world, *one, _generator(rng)) for one in given]
+        cases = [_unflatten_case(world, *one, generator(rng)) for one in given]
         yield Trial(world, _unflatten, cases, group=True, collectives=True)
 
 
@@ -430,7 +419,7 @@ class _Training:
         return len(self.counts)
 
     def __str__(self) -> str:
-        text = f"{_count(self.world, 'rank')}, each with a seed of its own, {self.kind}, {self.optimizer}"
+        text = f"{counted(self.world, 'rank')}, each with a seed of its own, {self.kind}, {self.optimizer}"
         text += f", buckets of {self.bucket_bytes:,} bytes"
         text += f", {self.micro} micro-batches a step, all but the last under no_sync" if self.micro > 1 else ""
         return text + (f", clipped to {self.max_norm:g} after synchronize" if self.max_norm else "")
@@ -508,7 +497,7 @@ def _random_kind(rng: random.Random) -> _Kind:
 
 
 def _train_case(training: _Training, rng: random.Random) -> Case:
-    draw = _generator(rng)
+    draw = generator(rng)
     starts = [_drawn(training.kind, draw) for _ in range(training.world)]
     batches = [
         [
@@ -717,12 +706,12 @@ def _accumulations(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     if thorough:
         given = {world: [rng.randint(2, 6), 1, rng.randint(2, 6)] for world in (1, 2, 3, 4)}
     for world, counts in given.items():
-        cases = [_accumulate_case(world, count, _generator(rng)) for count in counts]
+        cases = [_accumulate_case(world, count, generator(rng)) for count in counts]
         yield Trial(world, _accumulate, cases, group=True, collectives=True)
 
 
 def _accumulate_case(world: int, count: int, draw: Any) -> Case:
-    given = f"{_count(world, 'rank')}, torch's DDP, {_count(count, 'micro-batch')[: None if count == 1 else -1]}"
+    given = f"{counted(world, 'rank')}, torch's DDP, {counted(count, 'micro-batch')[: None if count == 1 else -1]}"
     given = given if count == 1 else f"{given}es"
     start = _drawn(_Kind(), draw)
     batches = [
@@ -807,7 +796,7 @@ def _clippings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     for world, some in norms.items():
         cases = []
         for norm in some:
-            draw = _generator(rng)
+            draw = generator(rng)
             optimizer = "SGD" if norm < 0.2 or norm > 1 else "Adam"
             training = _Training(_Kind(), tuple(range(1, world + 1)), 10**6, optimizer, max_norm=norm)
             start = _drawn(training.kind, draw)
@@ -820,7 +809,7 @@ def _clippings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _clip_case(training: _Training, start: Arrays, batches: list[Any]) -> Case:
-    given = f"{_count(training.world, 'rank')}, {training.optimizer}, max_norm {training.max_norm:.3g}"
+    given = f"{counted(training.world, 'rank')}, {training.optimizer}, max_norm {training.max_norm:.3g}"
     inputs = [(training, start, mine) for mine in batches]
     return Case(
         given, inputs, lambda results: _judge_clipped(given, training, [start] * training.world, batches, results)
@@ -864,21 +853,10 @@ _TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of the largest number
 
 
 def _close(got: Any, wanted: Any) -> bool:
-    import numpy as np
-
-    scale = max(1e-3, float(np.abs(wanted).max(initial=0.0)))
-    with np.errstate(invalid="ignore"):
-        return bool(np.abs(got - wanted).max(initial=0.0) <= _TOLERANCE[str(got.dtype)] * scale)
+    return nearly(got, wanted, _TOLERANCE)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _numbers(array: Any) -> str:
-    flat = array.reshape(-1)
-    shown = ", ".join(f"{number:.6g}" for number in flat[:4].tolist())
-    return f"[{shown}, ...] ({flat.size} numbers)" if flat.size > 4 else f"[{shown}]"
+_numbers = partial(first_numbers, most=4)
 
 
 # ---- what the lesson goes on with while there is no right answer: right, and without any overlap
