@@ -1040,6 +1040,7 @@ EXERCISES = (
         hints=(
             "What one process clips is the gradient of the whole batch. When does a rank have that?",
             "Until synchronize() has returned, a gradient is this rank's own.",
+            "The line with clip_grad_norm_ moves: it stands between ddp.synchronize() and optimizer.step().",
         ),
     ),
     Exercise(

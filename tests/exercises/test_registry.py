@@ -28,7 +28,8 @@ def test_the_titles_of_lessons_are_those_of_their_sources(lesson, root: Path):
     (source,) = (root / "notebooks" / "source").glob(f"{lesson}_*.py")
     title = re.search(r"^# # (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
     assert title is not None
-    assert title[1].lower() == f"{lesson} {registry.LESSONS[lesson]}"
+    named = registry.LESSONS[lesson]
+    assert title[1] == f"{lesson} {named[0].upper()}{named[1:]}"
 
 
 def test_a_name_belongs_to_one_lesson():
