@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "notebooks" / "source" / "04_build_your_own_ddp.py"
 OWN, FLAT, TORCH = "own DDP", "one flat all-reduce", "torch's DDP"
 LOOPBACK, EMULATED = "loopback", "emulated link, 1 ms and 1 GB/s"
 WIDTH, LAYERS, BATCH = 1024, 10, 16
@@ -34,14 +33,9 @@ Seconds = Mapping[str, Sequence[float]]
 
 def lesson_ddp() -> Any:
     """The class that solves the lesson's exercise, as its source has it."""
-    from course_utils.authoring.source import read_lesson
+    from tests.benchmarks.solutions import solutions
 
-    namespace: dict[str, Any] = {"__name__": "lesson_04", "check": lambda name, answer: answer}
-    exec("import contextlib\nimport torch\nimport torch.distributed as dist", namespace)
-    for cell in read_lesson(SOURCE, ROOT).cells:
-        if cell.exercise and cell.exercise.name in ("flatten", "unflatten", "make_buckets", "own_ddp"):
-            exec(cell.text, namespace)
-    return namespace["own_ddp"]
+    return solutions("04", "flatten", "unflatten", "make_buckets", "own_ddp")["own_ddp"]
 
 
 def make_model(width: int, layers: int) -> Any:

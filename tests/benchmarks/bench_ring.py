@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "notebooks" / "source" / "02_all_reduce_from_scratch.py"
 BYTES = 64_000_000
 SEGMENT = 2**20  # elements, as in the lesson
 FRAMEWORK, PLAIN, SEGMENTED = "dist.all_reduce", "plain ring", "ring in segments"
@@ -27,21 +26,11 @@ Contender = Callable[[Any], Any]
 # --- the rings -------------------------------------------------------------------------------------------------------
 
 
-def lesson_functions(*exercises: str) -> dict[str, Callable[..., Any]]:
-    """The functions that solve these exercises of lesson 02, as its source has them."""
-    from course_utils.authoring.source import read_lesson
-
-    namespace: dict[str, Any] = {"__name__": "lesson_02", "check": lambda name, answer: answer}
-    exec("import torch\nimport torch.distributed as dist", namespace)
-    for cell in read_lesson(SOURCE, ROOT).cells:
-        if cell.exercise and cell.exercise.name in exercises:
-            exec(cell.text, namespace)
-    return {name: namespace[name] for name in exercises}
-
-
 def contenders() -> dict[str, Contender]:
     """Each contender by name; all of them sum a flat tensor over all ranks, in place."""
-    ring = lesson_functions("reduce_scatter_ring", "all_gather_ring", "segmented_ring")
+    from tests.benchmarks.solutions import solutions
+
+    ring = solutions("02", "reduce_scatter_ring", "all_gather_ring", "segmented_ring")
 
     def framework(tensor: Any) -> None:
         import torch.distributed as dist

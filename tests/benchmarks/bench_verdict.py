@@ -7,7 +7,6 @@ same turns: what a verdict takes beyond it is judging and the answer's own work.
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import sys
 import time
@@ -22,13 +21,11 @@ AT_MOST = 3.0  # seconds, the median
 
 def right_answers() -> Iterator[tuple[str, Any]]:
     """Each exercise that has a check, with a right answer, lesson by lesson."""
-    from tests.exercises.judged import Family
+    from tests.exercises.judged import LESSONS, families_of
 
-    for path in sorted((ROOT / "tests" / "exercises").glob("answers_*.py")):
-        module = importlib.import_module(f"tests.exercises.{path.stem}")
-        for family in vars(module).values():
-            if isinstance(family, Family):
-                yield family.exercise, family.right[0]
+    for lesson in LESSONS:
+        for exercise, family in families_of(lesson).items():
+            yield exercise, family.right[0]
 
 
 def seconds_of(call: Callable[[], Any]) -> float:

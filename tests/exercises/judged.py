@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from course_utils.exercises import answers, judging, registry
 
@@ -31,6 +35,39 @@ class Family:
             return answer
 
         return file
+
+
+LESSONS = sorted(path.stem.removeprefix("answers_") for path in Path(__file__).parent.glob("answers_*.py"))
+
+
+def families_of(lesson: str) -> dict[str, Family]:
+    """The answers to each exercise of a lesson, by its name; they then travel by value, as a notebook's do."""
+    module = importlib.import_module(f"tests.exercises.answers_{lesson}")
+    cloudpickle.register_pickle_by_value(module)
+    return {family.exercise: family for family in vars(module).values() if isinstance(family, Family)}
+
+
+def each_right(families: dict[str, Family]) -> list[tuple[str, Answer]]:
+    """Every right answer, with its exercise."""
+    return [(family.exercise, answer) for family in families.values() for answer in family.right]
+
+
+def each_wrong(families: dict[str, Family]) -> list[tuple[str, str]]:
+    """The name of every wrong answer, with its exercise."""
+    return [(family.exercise, name) for family in families.values() for name in family.wrong]
+
+
+def rejection(family: Family, name: str, seed: int | None = None) -> str:
+    """What a learner reads about a wrong answer, in the state and with the words it was filed with.
+
+    With a seed it is judged as a grader does, whose cases may meet another of its faults first: in other words, then.
+    """
+    answer, state, words = family.wrong[name]
+    verdict = verdict_on(family.exercise, answer, seed)
+    text = text_of(verdict)
+    assert verdict.state == state, text
+    assert seed is not None or [word for word in words if word not in text] == [], text
+    return text
 
 
 def verdict_on(exercise: str, answer: Any, seed: int | None = None) -> judging.Verdict:

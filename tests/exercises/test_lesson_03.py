@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import cloudpickle
 import pytest
 
 from course_utils.exercises import judging, registry
 from course_utils.exercises.own import OwnVersion
 from tests.exercises import answers_03
-from tests.exercises.judged import Family, text_of, verdict_on
+from tests.exercises.judged import each_right, each_wrong, families_of, rejection, text_of, verdict_on
 
-cloudpickle.register_pickle_by_value(answers_03)
-FAMILIES = {family.exercise: family for family in vars(answers_03).values() if isinstance(family, Family)}
-RIGHT = [(family.exercise, answer) for family in FAMILIES.values() for answer in family.right]
-WRONG = [(family.exercise, name) for family in FAMILIES.values() for name in family.wrong]
+FAMILIES = families_of("03")
+RIGHT, WRONG = each_right(FAMILIES), each_wrong(FAMILIES)
 BORROWED = [name for name in FAMILIES if registry.all_exercises()[name].own]
 
 
 def rejected(exercise: str, name: str, seed: int | None = None) -> str:
-    """What a learner reads about a wrong answer."""
-    answer, state, words = FAMILIES[exercise].wrong[name]
-    verdict = verdict_on(exercise, answer, seed)
-    text = text_of(verdict)
-    assert verdict.state == state, text
-    assert seed is not None or [word for word in words if word not in text] == [], text
-    return text
+    return rejection(FAMILIES[exercise], name, seed)
 
 
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT, ids=lambda value: getattr(value, "__name__", value))

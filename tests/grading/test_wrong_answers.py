@@ -9,7 +9,6 @@ import ast
 import importlib
 import inspect
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +18,8 @@ from course_utils.grading import marking
 from course_utils.grading.finding import Release
 from course_utils.grading.marking import Mark, marks_of
 from course_utils.grading.reading import Cell
+from tests.exercises.judged import LESSONS, families_of
 from tests.grading.returned import SEED
-
-LESSONS = sorted(
-    path.stem.removeprefix("answers_") for path in (Path(__file__).parents[1] / "exercises").glob("answers_*.py")
-)
-
-
-def families_of(lesson: str) -> list[Any]:
-    module = importlib.import_module(f"tests.exercises.answers_{lesson}")
-    return [value for value in vars(module).values() if type(value).__name__ == "Family"]
 
 
 @cache
@@ -48,7 +39,7 @@ def definitions_of(lesson: str) -> str:
 
 def names_in(node: ast.AST, lesson: str) -> set[str]:
     """The names that a piece of code uses, each family as "Family"."""
-    families = {family.exercise for family in families_of(lesson)}
+    families = {family.exercise for family in families_of(lesson).values()}
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     imported = {alias.name for part in ast.walk(node) if isinstance(part, ast.ImportFrom) for alias in part.names}
     return {"Family" if name in families else name for name in names | imported}
@@ -66,7 +57,7 @@ def cases(kind: str, at_once: int) -> list[Any]:
     """All answers of a kind; of each exercise only some, evenly chosen, are judged without COURSE_LONG=1."""
     found = []
     for lesson in LESSONS:
-        for family in families_of(lesson):
+        for family in families_of(lesson).values():
             names = list(family.wrong) if kind == "wrong" else [answer.__name__ for answer in family.right]
             step = -(-len(names) // at_once)
             for place, name in enumerate(names):
@@ -160,4 +151,4 @@ def test_nobody_borrows_the_courses_version_who_was_not_given_it() -> None:
 def test_every_exercise_with_a_check_has_wrong_answers() -> None:
     for lesson in LESSONS:
         checked = {exercise.name for exercise in exercises_of(lesson) if exercise.cases is not None}
-        assert {family.exercise for family in families_of(lesson) if family.wrong} == checked
+        assert {family.exercise for family in families_of(lesson).values() if family.wrong} == checked

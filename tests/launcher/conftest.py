@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +54,19 @@ def below_servers() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def within_namespace(kind: str, first: str, without: str) -> list[str]:
+    """What to put before a command that is to run in a namespace of its own, after the shell command `first`.
+
+    `kind` is an option of unshare, such as "--uts". Skips the test with the reason `without` where that is not allowed.
+    """
+    for unshare in (["unshare", kind], ["unshare", "--map-root-user", kind]):
+        within = [*unshare, "sh", "-c", f'{first} && exec "$@"', "sh"]
+        with contextlib.suppress(OSError):
+            if subprocess.run([*within, "true"], capture_output=True).returncode == 0:
+                return within
+    pytest.skip(without)
 
 
 @pytest.fixture(params=["warm server", "fresh interpreters"])

@@ -21,6 +21,8 @@ import torch.distributed as dist
 
 from course_utils import launch, launcher
 
+from .conftest import within_namespace
+
 # ---- the variables of a rank
 
 
@@ -298,15 +300,11 @@ print(launch(worker).results, launch(by_hand, init=False).results, launch(worker
 
 
 def test_L20_a_host_name_that_does_not_resolve() -> None:
-    rename = 'hostname nowhere.invalid && exec "$@"'
-    for unshare in (["unshare", "--uts"], ["unshare", "--map-root-user", "--uts"]):
-        with contextlib.suppress(OSError):
-            if subprocess.run([*unshare, "sh", "-c", rename, "sh", "true"], capture_output=True).returncode == 0:
-                break
-    else:
-        pytest.skip("a process may not have a host name of its own here")
+    within = within_namespace(
+        "--uts", "hostname nowhere.invalid", without="a process may not have a host name of its own here"
+    )
     done = subprocess.run(
-        [*unshare, "sh", "-c", rename, "sh", sys.executable, "-c", HOST],
+        [*within, sys.executable, "-c", HOST],
         capture_output=True,
         text=True,
         timeout=120,

@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import go_without
 
-from . import ends
+from . import ends, meetings
 
-cloudpickle.register_pickle_by_value(ends)  # no rank imports the tests
+for shared in (ends, meetings):
+    cloudpickle.register_pickle_by_value(shared)  # no rank imports the tests
 
 
 def _need(package: str, how: str) -> None:

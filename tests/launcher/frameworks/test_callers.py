@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from course_utils import launch
 from course_utils.errors import BadRequest, WorkerFailed
 from tests.kernels import Kernel
+from tests.launcher.conftest import within_namespace
 
 
 @pytest.fixture(params=["torch", "horovod", "tensorflow"])
@@ -134,14 +134,11 @@ def test_few_descriptors_are_enough(framework: str, tmp_path: Path) -> None:
 
 
 def test_shared_memory_of_a_megabyte_is_enough(framework: str, tmp_path: Path) -> None:
-    small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-    for unshare in (["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]):
-        within = [*unshare, "sh", "-c", small, "sh"]
-        with contextlib.suppress(OSError):
-            if subprocess.run([*within, "true"], capture_output=True).returncode == 0:
-                break
-    else:
-        pytest.skip("a process may not mount a small /dev/shm here")
+    within = within_namespace(
+        "--mount",
+        "mount -t tmpfs -o size=1m tmpfs /dev/shm",
+        without="a process may not mount a small /dev/shm here",
+    )
     assert script(framework, tmp_path, within=within) == RESULTS
 
 

@@ -12,6 +12,7 @@ import pytest
 from course_utils import launch
 from course_utils.errors import BadRequest, WorkerFailed, WorkerTimeout
 
+from . import meetings
 from .ends import WAYS, end, names
 
 pytestmark = pytest.mark.usefixtures("tensorflow_is_there")
@@ -33,20 +34,7 @@ def test_each_worker_has_its_place_in_TF_CONFIG_and_a_port_of_its_own() -> None:
 
 
 def summed() -> Any:
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-
-    @tf.function
-    def step() -> Any:
-        def replica() -> Any:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.fill([3], float(index + 1)))
-
-        return strategy.run(replica)
-
-    return step()
+    return meetings.tensorflow()()
 
 
 def test_workers_reduce_together_and_the_result_is_a_numpy_array_without_noise() -> None:
