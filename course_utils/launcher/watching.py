@@ -76,6 +76,7 @@ class Watch:
         self._waiting: dict[int, list[str]] = {}  # thread -> what it is in, innermost last
         self._unnoted: dict[int, Any] = {}  # where only C++ waits: event -> the future that tells its end
         self._steps = 0
+        self._finishing = threading.Lock()
 
     def install(self) -> None:
         """Wrap ProcessGroup's operations and Work.wait in this process."""
@@ -164,8 +165,9 @@ class Watch:
         """Record when a collective is done also where only C++ waits for it, as DDP's reducer does."""
 
         def done(_: Any) -> None:
-            if event["end"] is None:
-                event["end"] = time.monotonic() - self._epoch
+            with self._finishing:
+                if event["end"] is None:
+                    event["end"] = time.monotonic() - self._epoch
             self._unnoted.pop(id(event), None)
 
         with contextlib.suppress(RuntimeError):  # gloo has no future for reduce_scatter
@@ -178,8 +180,10 @@ class Watch:
             event["peer"] = work._source_rank()
         if operation.may_end_at is not None:
             time.sleep(max(0.0, operation.may_end_at() - time.monotonic()))
-        event["end"] = time.monotonic() - self._epoch
-        event["finished"] = self._step()
+        with self._finishing:  # over a link two threads wait for a collective; it ends for the first one
+            if event["finished"] is None:
+                event["end"] = time.monotonic() - self._epoch
+                event["finished"] = self._step()
 
     def _step(self) -> int:
         self._steps += 1

@@ -106,6 +106,19 @@ def test_a_collective_that_compiled_code_starts_takes_its_time_too(trace: bool) 
         assert gradient == pytest.approx(0.5)
 
 
+def test_the_ends_of_collectives_keep_their_order_whoever_waits_for_them_first() -> None:
+    def six_at_once() -> None:
+        for _ in range(30):
+            requests = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(6)]
+            for request in requests:
+                request.wait()
+
+    run = launch(six_at_once, nprocs=3, link=Link(3e-4, 1e9), trace=True)
+    for rank in run.trace:
+        ends = [event.end for event in rank.events if event.op == "all_reduce"]
+        assert len(ends) == 180 and ends == sorted(ends)
+
+
 def test_a_rank_that_waits_for_an_emulated_collective_is_said_to() -> None:
     def skips() -> None:
         if dist.get_rank() == 0:
