@@ -32,7 +32,7 @@ def _mark(size: int) -> None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A network of eight layers. `spare` is a layer that ranks with an odd number of samples leave out."""
+    """A network of eight layers and a buffer. `spare` is a layer that ranks with an odd number of samples leave out."""
 
     dtype: str = "float64"
     tied: bool = False
@@ -71,6 +71,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(8))
+            self.register_buffer("shift", torch.zeros(6))
             if kind.unused:
                 self.never = torch.nn.Linear(6, 3)
             if kind.spare:
@@ -81,7 +82,7 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
                 self.layers[3].requires_grad_(False)
 
         def forward(self, inputs: Any) -> Any:
-            hidden = inputs
+            hidden = inputs - self.shift
             for number, layer in enumerate(self.layers):
                 if kind.marked and number == 4:
                     hidden = Marked.apply(hidden)
@@ -96,11 +97,12 @@ def _model(kind: _Kind, arrays: Arrays) -> Any:
 def _drawn(kind: _Kind, draw: Any) -> dict[str, Any]:
     names = [f"layers.{number}" for number in range(8)]
     shapes = dict.fromkeys(names, 6) | {"never": 3, "spare": 6}
-    return {
+    arrays = {
         f"{name}.{part}": draw.normal(scale=0.4, size=(rows, 6) if part == "weight" else rows).astype(kind.dtype)
         for name, rows in shapes.items()
         for part in ("weight", "bias")
     }
+    return arrays | {"shift": draw.normal(scale=0.4, size=6).astype(kind.dtype)}
 
 
 def _loss(model: Any, inputs: Any) -> Any:
@@ -111,7 +113,8 @@ def _loss(model: Any, inputs: Any) -> Any:
 
 
 def _told(model: Any) -> dict[str, Any]:
-    return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach().numpy().copy() for name, tensor in named}
 
 
 # ---- flatten(parameters) and unflatten(parameters, flat)
@@ -569,8 +572,10 @@ def _judge_training(training: _Training, starts: list[Any], batches: list[Any], 
         for name, got in states[0].items():
             if not np.array_equal(got, starts[0][name]):
                 why = (
-                    "Replicas that start apart stay apart: the wrapper gives rank 0's values to all ranks when it is "
-                    "made, those of frozen parameters too."
+                    "A buffer is no parameter, and the model computes with it all the same: give rank 0's to all ranks."
+                    if name == "shift"
+                    else "Replicas that start apart stay apart: the wrapper gives rank 0's values to all ranks when it "
+                    "is made, those of frozen parameters too."
                 )
                 return Finding(given, f"{name} as on rank 0 once wrapped", _numbers(got), rank, why)
     wanted = _replayed(training, starts, batches)[0]

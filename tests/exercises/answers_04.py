@@ -428,9 +428,16 @@ class DDPWithoutABroadcast(DDPAsInTheLesson):
 @own_ddp.rejected("those of frozen parameters too")
 class DDPThatBroadcastsWhatIsTrained(DDPAsInTheLesson):
     def start_equal(self):
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+                dist.broadcast(tensor.data, 0)
+
+
+@own_ddp.rejected("A buffer is no parameter")
+class DDPThatForgetsBuffers(DDPAsInTheLesson):
+    def start_equal(self):
         for p in self.module.parameters():
-            if p.requires_grad:
-                dist.broadcast(p.data, 0)
+            dist.broadcast(p.data, 0)
 
 
 @own_ddp.rejected("The gradients are summed")

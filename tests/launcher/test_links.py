@@ -116,7 +116,8 @@ def test_the_ends_of_collectives_keep_their_order_whoever_waits_for_them_first()
     run = launch(six_at_once, nprocs=3, link=Link(3e-4, 1e9), trace=True)
     for rank in run.trace:
         ends = [event.end for event in rank.events if event.op == "all_reduce"]
-        assert len(ends) == 180 and ends == sorted(ends)
+        assert len(ends) == 180
+        assert ends == sorted(ends)
 
 
 def test_a_rank_that_waits_for_an_emulated_collective_is_said_to() -> None:
