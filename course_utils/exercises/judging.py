@@ -323,7 +323,8 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
     if error.kind != "exception" or error.exception_type == "SystemExit":
         reason = f"{str(error).splitlines()[0]}."
         if any(_LONGER in log for log in error.logs):
-            reason += " A message was longer than the tensor that was made ready for it: do sender and receiver agree?"
+            reason += " A message was longer than the tensor that was made ready for it: do sender and receiver agree? "
+            reason += "Collectives are matched by their order: do all ranks start the same ones, one after the other?"
         return Verdict(exercise, "stopped", f"{reason[:1].upper()}{reason[1:]}", given=case.given, printed=printed)
     finding = Finding(
         given=case.given,

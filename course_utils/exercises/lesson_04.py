@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,13 +148,14 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((3, 2), (4,), (), (2, 3))
 
 def _flats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     given: dict[int, list[tuple[tuple[int, ...], str]]] = {
-        2: [((1, 1, 1, 1), "float32"), ((1, 0, 1, 1), "float64")],
-        3: [((0, 1, 0, 1), "float32")],
+        2: [((1, 1, 1, 1), "float32"), ((1, 0, 1, 1), "float64"), ((1, 1, 0, 1), "float16")],
+        3: [((0, 2, 0, 1), "float32")],
     }
     if thorough:
+        dtypes = ["float16", "float32", "float64"]
         given = {
-            world: [(tuple(rng.randint(0, 1) for _ in _SHAPES), rng.choice(["float32", "float64"])) for _ in range(3)]
-            + [((1, 0, 1, 1), "float64")]
+            world: [(tuple(rng.randint(0, 2) for _ in _SHAPES), rng.choice(dtypes)) for _ in range(3)]
+            + [((1, 0, 2, 1), "float64")]
             for world in (1, 2, 3, 4)
         }
     for world, some in given.items():
@@ -162,13 +164,19 @@ def _flats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
 
 
 def _flatten_case(world: int, has: Sequence[int], dtype: str, draw: Any) -> Case:
+    """`has` by parameter: 0 for no gradient, 1 for one, 2 for one that is all zeros."""
     per_rank = [
-        [draw.normal(size=shape).astype(dtype) if there else None for shape, there in zip(_SHAPES, has, strict=True)]
+        [
+            draw.normal(scale=there % 2, size=shape).astype(dtype) if there else None
+            for shape, there in zip(_SHAPES, has, strict=True)
+        ]
         for _ in range(world)
     ]
     given = f"{counted(world, 'rank')}, {len(_SHAPES)} {dtype} parameters of shapes {_shapes()}"
     missing = [str(number) for number, there in enumerate(has) if not there]
     given += f", no gradient in number {' and '.join(missing)}" if missing else ""
+    zeros = [str(number) for number, there in enumerate(has) if there == 2]
+    given += f", a gradient of zeros in number {' and '.join(zeros)}" if zeros else ""
     inputs = [(_SHAPES, dtype, gradients) for gradients in per_rank]
     return Case(given, inputs, lambda results: _judge_flat(given, world, dtype, per_rank, results))
 
@@ -191,6 +199,8 @@ def _judge_flat(given: str, world: int, dtype: str, per_rank: list[Any], results
         got = rest[1]
         if got.shape != wanted.shape or str(got.dtype) != dtype:
             why = "All gradients, zeros where there is none, and then a flag for each parameter, in the same tensor."
+            if got.shape == wanted.shape:
+                why = "Flags of another dtype than the gradients' have changed that of all: give them the parameters'."
             return Finding(given, text, f"a tensor of {rest[0]} and shape {tuple(got.shape)}", rank, why)
         if not _close(got, wanted):
             why = "Gradients in the order of the parameters, then 1 or 0 for each; all divided by the world size."
@@ -198,8 +208,8 @@ def _judge_flat(given: str, world: int, dtype: str, per_rank: list[Any], results
                 why = "Divide by the world size first: then the sum is a mean, and float16 sums do not overflow."
             elif _close(got[: -len(flags)], wanted[: -len(flags)]):
                 why = (
-                    "The gradients are right; the flags are not. A flag is 1 where this rank has a gradient, and it is "
-                    "divided like the rest."
+                    "The gradients are right; the flags are not. A flag is 1 where this rank has a gradient, also one "
+                    "that is all zeros, and it is divided like the rest."
                 )
             return Finding(given, _numbers(wanted), _numbers(got), rank, why)
         for before, after in zip(gradients, told["kept"], strict=True):
@@ -220,12 +230,12 @@ def _unflatten(answer: Callable[..., Any], shapes: Any, dtype: str, gradients: A
 def _unflats(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     given: list[tuple[tuple[float, ...], tuple[int, ...], str]] = [
         ((1, 1, 1, 1), (1, 0, 1, 0), "float32"),
-        ((1, 0, 0.5, 1), (1, 0, 0, 0), "float64"),
+        ((1, 0, 0.25, 1), (1, 0, 0, 0), "float64"),
     ]
     if thorough:
         given = [
             (
-                tuple(rng.choice([0, 1 / 3, 0.5, 1]) for _ in _SHAPES),
+                tuple(rng.choice([0, 0.25, 1 / 3, 0.5, 1]) for _ in _SHAPES),
                 tuple(rng.randint(0, 1) for _ in _SHAPES),
                 rng.choice(["float32", "float64"]),
             )
@@ -251,10 +261,10 @@ def _unflatten_case(world: int, flags: Sequence[float], has: Sequence[int], dtyp
     given = f"{len(_SHAPES)} {dtype} parameters of shapes {_shapes()}, flags {[round(flag, 2) for flag in flags]}"
     wanted = [np.asarray(part).astype(dtype) if flag else None for part, flag in zip(parts, flags, strict=True)]
     inputs = [(_SHAPES, dtype, before, flat)] * world
-    return Case(given, inputs, lambda results: _judge_parts(given, wanted, before, results))
+    return Case(given, inputs, lambda results: _judge_parts(given, world, wanted, before, results))
 
 
-def _judge_parts(given: str, wanted: list[Any], before: list[Any], results: list[Any]) -> Finding | None:
+def _judge_parts(given: str, world: int, wanted: list[Any], before: list[Any], results: list[Any]) -> Finding | None:
     import numpy as np
 
     for rank, told in enumerate(results):
@@ -284,6 +294,10 @@ def _judge_parts(given: str, wanted: list[Any], before: list[Any], results: list
                     why = "That is the gradient as it was: nothing has been put in its place."
                 elif before[number] is not None and _close(got, before[number] + right):
                     why = "The mean takes the place of the gradient; it is not added to it."
+                elif _close(got * world, right):
+                    why = (
+                        "Divided by the world size a second time: flatten has done it, so the sum is the mean already."
+                    )
                 return Finding(given, text, _numbers(got), rank, why)
     return None
 
@@ -330,6 +344,7 @@ def _bucketings(rng: random.Random, thorough: bool) -> Iterator[Trial]:
         ([_Sized(10)] * 6, 80),
         ([_Sized(10), _Sized(100), _Sized(3), _Sized(7, trained=False), _Sized(25)], 100),
         (half, 60),
+        ([_Sized(5, "float16")] * 7, 30),
         ([_Sized(2), _Sized(7), _Sized(1)], 10**9),
         ([_Sized(2), _Sized(7), _Sized(1)], 1),
     ]
@@ -436,12 +451,15 @@ class _Training:
 
 
 _STEPS = 5
+_LATE = 0.08  # seconds that all ranks but the first let pass between forward and backward of a marked model
 
 
 def _train(answer: Callable[..., Any], training: _Training, arrays: Arrays, batches: list[list[Any]]) -> list[Any]:
     """The parameters after wrapping and after each step, and which have no gradient after the first step."""
     import torch
+    import torch.distributed as dist
 
+    late = _LATE if training.kind.marked and dist.get_rank() else 0.0
     model = _model(training.kind, arrays)
     ddp = answer(model, training.bucket_bytes)
     _mark(_BUILT)
@@ -453,7 +471,9 @@ def _train(answer: Callable[..., Any], training: _Training, arrays: Arrays, batc
         for number, inputs in enumerate(micro_batches):
             last = number == len(micro_batches) - 1
             with contextlib.nullcontext() if last else ddp.no_sync():
-                _loss(ddp, inputs).backward()
+                loss = _loss(ddp, inputs)
+                time.sleep(late)
+                loss.backward()
         ddp.synchronize()
         if not step:
             without = [name for name, one in model.named_parameters() if one.grad is None]
@@ -635,6 +655,11 @@ def _why_not_trained(
             "Some ranks have no gradient for it in this step. They bring zeros, the mean is still over all ranks, and "
             "all ranks get it."
         )
+    if training.micro > 1:
+        return (
+            "Without no_sync the same training was right. Inside it a backward accumulates and does nothing else: it "
+            "starts no bucket, and counts no parameter as come."
+        )
     if step:
         return "The steps before this one were right: is everything made anew at the end of a step?"
     return "After synchronize, each gradient is the mean over all ranks, the sum divided by the world size."
@@ -663,11 +688,33 @@ def _judge_traffic(training: _Training, trace: Any) -> Finding | None:
                     why = (
                         "The last four layers had their gradients by then, which fill a bucket. Start its all-reduce "
                         "in the hook (register_post_accumulate_grad_hook) of the parameter that completes it, with "
-                        "async_op=True, and wait in synchronize()."
+                        "async_op=True, and wait in synchronize(). (A lambda that is made in a loop sees the loop's "
+                        "last value: bind it, as in `lambda p, number=number: ...`.)"
                     )
                     text = "an all-reduce that has begun when backward is half-way"
                     return Finding(given, text, f"none on rank {rank} in step {step + 1}", rank, why)
-    return None
+    return _judge_waiting(given, trace) if training.kind.marked and training.world > 1 else None
+
+
+def _judge_waiting(given: str, trace: Any) -> Finding | None:
+    """Whether rank 0's backward goes on while the others, who are late, have not joined its first all-reduce.
+
+    In one step of five is enough: on a busy machine rank 0 may be late itself.
+    """
+    first, second = (
+        _between_steps(sorted(told.events, key=lambda event: event.start)) for told in (trace[0], trace[1])
+    )
+    for mine, others in zip(first, second, strict=True):
+        half_way = [event.start for event in mine if _is_mark(event)][1]
+        joined = next(event.start for event in others if not _is_mark(event))
+        if half_way < joined:
+            return None
+    why = (
+        "A hook that waits for its all-reduce holds backward up, and nothing overlaps. Start it with async_op=True, "
+        "keep the request, and wait in synchronize()."
+    )
+    text = "rank 0 half-way through backward before rank 1, which is late, has joined the first all-reduce"
+    return Finding(given, text, "backward stood still until rank 1 had joined, in all 5 steps", 0, why)
 
 
 def _is_mark(event: Any) -> bool:
@@ -691,10 +738,13 @@ def _between_steps(events: Sequence[Any]) -> list[list[Any]]:
 
 
 def _accumulate(answer: Callable[..., Any], arrays: Arrays, steps: list[list[Any]]) -> list[Any]:
-    """The gradients after each step."""
+    """The gradients after each step, and the forwards (with their number of samples) and backwards that led there."""
     import torch
 
     model = _model(_Kind(), arrays)
+    passes: list[Any] = []
+    model.register_forward_hook(lambda _, inputs, output: passes.append(len(output)))
+    model.register_full_backward_hook(lambda *_: passes.append("backward"))
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     found = []
     for batches in steps:
@@ -702,7 +752,9 @@ def _accumulate(answer: Callable[..., Any], arrays: Arrays, steps: list[list[Any
         # a first backward of torch's builds its buckets anew, with messages of its own: leave it out of the count
         answer(ddp, [(torch.from_numpy(x.copy()), torch.from_numpy(y.copy())) for x, y in batches])
         _mark(_STEPPED)
-        found.append({name: None if one.grad is None else plain(one.grad) for name, one in model.named_parameters()})
+        told = {name: None if one.grad is None else plain(one.grad) for name, one in model.named_parameters()}
+        found.append([told, list(passes)])
+        passes.clear()
     return found
 
 
@@ -746,7 +798,7 @@ def _judge_accumulated(given: str, start: Arrays, batches: list[Any], results: l
             right = one.grad.numpy()
             for rank, told in enumerate(results):
                 text = f"the gradient of {name}: {_numbers(right)}"
-                value = told[step][name]
+                value = told[step][0][name]
                 if value is None:
                     return Finding(given, text, "None", rank, "Is backward called on every batch?")
                 if _close(value[2], right):
@@ -759,6 +811,15 @@ def _judge_accumulated(given: str, start: Arrays, batches: list[Any], results: l
                 if count > 1 and _close(value[2], right * count):
                     why = "The micro-batches are summed: divide each loss by their number."
                 return Finding(given, text, _numbers(value[2]), rank, why)
+        for rank, told in enumerate(results):
+            if told[step][1] != [len(batches[0][0][0][0]), "backward"] * len(batches[0][step]):
+                why = (
+                    "Micro-batches are there because all of them at once do not fit into memory: forward and backward "
+                    "of one, then of the next."
+                )
+                passes = [f"forward of {one}" if one != "backward" else one for one in told[step][1]]
+                text = f"{len(batches[0][step])} times a forward of 4 samples and its backward"
+                return Finding(given, text, ", ".join(passes), rank, why)
     return None
 
 
@@ -772,7 +833,7 @@ def _judge_syncs(given: str, trace: Any) -> Finding | None:
                     why = (
                         "The model is small and fits one bucket, so a step needs one all-reduce. DDP decides in "
                         "*forward* whether the backward that follows synchronises: the forward belongs inside "
-                        "no_sync too."
+                        "no_sync too. (An all-reduce of your own is not needed.)"
                     )
                     return Finding(given, "one all-reduce in a step", f"{begun} all-reduces", rank, why)
                 begun = 0
@@ -838,7 +899,10 @@ def _judge_clipped(
                 got = states[step + 1][name]
                 if _close(got, right):
                     continue
-                why = "In this order: clear the gradients, backward, synchronize, clip, step."
+                why = (
+                    "In this order: clear the gradients, backward, synchronize, clip, step. To clip is to scale all "
+                    "gradients by one factor, so that their norm taken together is max_norm (clip_grad_norm_)."
+                )
                 if _close(got, _replayed(training, starts, batches, early=True)[rank][step][name]):
                     why = _EARLY
                 elif _close(got, _replayed(unclipped, starts, batches)[rank][step][name]):
@@ -847,14 +911,15 @@ def _judge_clipped(
                     why = "That is what this rank's own gradient gives: synchronize() makes it the mean of all ranks."
                 elif _close(got, states[step][name]):
                     why = "Nothing has moved: is optimizer.step() called?"
-                text = f"{name} as one process has it after step {step + 1}: {_numbers(right)}"
-                return Finding(given, text, _numbers(got), rank, why)
+                before = wanted[step - 1] if step else starts[0]
+                text = f"{name} as in one process: in step {step + 1} it moves by {_numbers(right - before[name])}"
+                return Finding(given, text, f"by {_numbers(got - before[name])}", rank, why)
     return None
 
 
 # ---- numbers and words
 
-_TOLERANCE = {"float32": 2e-5, "float64": 1e-10}  # of the largest number
+_TOLERANCE = {"float16": 2e-3, "float32": 2e-5, "float64": 1e-10}  # of the largest number
 
 
 def _close(got: Any, wanted: Any) -> bool:

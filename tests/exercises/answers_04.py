@@ -68,6 +68,21 @@ def flatten_with_whole_flags(parameters):
     return flat
 
 
+@flatten.rejected("give them the parameters'")
+def flatten_with_flags_of_the_default_dtype(parameters):
+    parts = [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters]
+    flags = torch.tensor([float(p.grad is not None) for p in parameters])
+    return torch.cat([*parts, flags]) / dist.get_world_size()
+
+
+@flatten.rejected("also one that is all zeros")
+def flatten_that_takes_zeros_for_none(parameters):
+    flat = flatten_by_cat(parameters)
+    for number, p in enumerate(parameters, start=-len(parameters)):
+        flat[number] *= p.grad is not None and bool(p.grad.any())
+    return flat
+
+
 @flatten.rejected("zeros where there is none")
 def flatten_that_leaves_out_what_is_missing(parameters):
     has = [p for p in parameters if p.grad is not None]
@@ -168,6 +183,18 @@ def unflatten_into_copies(parameters, flat):
         p.grad = p.grad if gradient is None or p.grad is None else gradient
 
 
+@unflatten.rejected("a second time")
+def unflatten_and_divide(parameters, flat):
+    flat[: -len(parameters)] /= dist.get_world_size()
+    unflatten_by_split(parameters, flat)
+
+
+@unflatten.rejected("so some rank had a gradient")
+def unflatten_what_half_the_ranks_have(parameters, flat):
+    flat[-len(parameters) :] = (flat[-len(parameters) :] > 0.4).to(flat.dtype)
+    unflatten_by_split(parameters, flat)
+
+
 # ---- make_buckets
 
 
@@ -264,6 +291,20 @@ def buckets_in_elements_as_if_of_8_bytes(parameters, cap_bytes):
             size = 0
         buckets[-1].append(parameter)
         size += parameter.numel() * 8
+    return buckets
+
+
+@make_buckets.rejected("Fill it up")
+def buckets_in_elements_as_if_of_4_bytes(parameters, cap_bytes):
+    buckets, size = [], cap_bytes
+    for parameter in reversed(list(parameters)):
+        if not parameter.requires_grad:
+            continue
+        if size >= cap_bytes or parameter.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel() * 4
     return buckets
 
 
@@ -480,6 +521,34 @@ class DDPInOneBucket(DDPAsInTheLesson):
         return one_bucket(self.module.parameters(), bucket_bytes)
 
 
+class Done:
+    def wait(self):
+        return True
+
+
+@own_ddp.rejected("holds backward up")
+class DDPThatBlocksInItsHooks(DDPAsInTheLesson):
+    def start(self):
+        flat = self.flat_of(self.buckets[len(self.under_way)])
+        dist.all_reduce(flat)
+        self.under_way.append((flat, Done()))
+
+
+@own_ddp.rejected("holds backward up")
+class DDPThatWaitsInItsHooks(DDPAsInTheLesson):
+    def start(self):
+        super().start()
+        self.under_way[-1][1].wait()
+
+
+@own_ddp.rejected("counts no parameter as come")
+class DDPThatCountsUnderNoSync(DDPAsInTheLesson):
+    def ready(self, parameter):
+        self.missing[self.place[parameter]].discard(parameter)
+        if self.active:
+            super().ready(parameter)
+
+
 @own_ddp.rejected("A bucket is one message")
 class DDPPerParameter(DDPAsInTheLesson):
     def make(self, bucket_bytes):
@@ -575,10 +644,29 @@ def accumulate_with_a_null_context(ddp, batches):
 
 
 @accumulate.accepted
+def accumulate_by_a_stack(ddp, batches):
+    """The context is entered once and left before the last."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ddp.no_sync())
+        for place, (inputs, targets) in enumerate(batches):
+            if place == len(batches) - 1:
+                stack.close()
+            error = (ddp(inputs) - targets).pow(2).mean()
+            (error / len(batches)).backward()
+
+
+@accumulate.rejected("do not fit into memory")
 def accumulate_as_one_loss(ddp, batches):
-    """All of them in one forward; they are equally long."""
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     F.mse_loss(ddp(inputs), targets).backward()
+
+
+@accumulate.rejected("do not fit into memory")
+def accumulate_losses_for_one_backward(ddp, batches):
+    with ddp.no_sync():
+        losses = [F.mse_loss(ddp(inputs), targets) for inputs, targets in batches[:-1]]
+    inputs, targets = batches[-1]
+    (sum([*losses, F.mse_loss(ddp(inputs), targets)]) / len(batches)).backward()
 
 
 @accumulate.rejected("DDP decides in *forward*")
@@ -678,6 +766,24 @@ def clip_each_value(ddp, optimizer, loss, max_norm):
     loss.backward()
     ddp.synchronize()
     torch.nn.utils.clip_grad_value_(ddp.parameters(), max_norm)
+    optimizer.step()
+
+
+@clipped_step.rejected("one factor")
+def clip_each_parameter(ddp, optimizer, loss, max_norm):
+    optimizer.zero_grad()
+    loss.backward()
+    ddp.synchronize()
+    for p in ddp.parameters():
+        torch.nn.utils.clip_grad_norm_([p], max_norm)
+    optimizer.step()
+
+
+@clipped_step.rejected("clear the gradients")
+def clip_without_clearing(ddp, optimizer, loss, max_norm):
+    loss.backward()
+    ddp.synchronize()
+    torch.nn.utils.clip_grad_norm_(ddp.parameters(), max_norm)
     optimizer.step()
 
 
