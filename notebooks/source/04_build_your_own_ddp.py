@@ -79,7 +79,7 @@ def reduce_each(model):
 
 
 def one_step(reduce):
-    """Return the length of the averaged gradient, to compare the rungs by."""
+    """Return the averaged gradient, in float64, to compare the rungs by."""
     model = make_model().double()
     inputs, labels = a_batch(16)
     F.cross_entropy(model(inputs.double()), labels).backward()
@@ -248,7 +248,8 @@ print("calls for what is frozen or not used:", sum(name.startswith(("frozen", "n
 # `make_buckets(parameters, cap_bytes)` returns a list of lists. It goes through the parameters in reverse and leaves
 # out the frozen ones. Parameters are put into the current bucket until it holds `cap_bytes` *or more*; the next one
 # then begins a new bucket. (PyTorch closes a bucket in the same way, so the cap is rather a minimum.) A bucket becomes
-# one tensor, so it has one dtype. `parameters` may be an iterator, such as `model.parameters()` is.
+# one tensor, so it has one dtype: where the dtype changes you may close the bucket, or keep one open for each dtype.
+# `parameters` may be an iterator, such as `model.parameters()` is.
 
 
 # %%
@@ -275,7 +276,8 @@ for number, bucket in enumerate(make_buckets(make_model().parameters(), CAP)):
     print(f"bucket {number}: {len(bucket)} tensors, {size / 1e6:.1f} MB")
 
 # %% [markdown]
-# The same buckets, sent one after the other when backward is through, are the third rung. Nothing overlaps yet.
+# Buckets that are sent one after the other when backward is through are the third rung. Nothing overlaps yet. (The
+# comparison is made in float64, where a parameter takes twice the bytes: the same cap then makes more buckets.)
 
 
 # %%
@@ -314,14 +316,17 @@ print("the same gradient:", torch.allclose(run.results[0], right, rtol=0, atol=1
 # - `synchronize()` starts what has not started (buckets with a parameter that this rank has not used), waits for all,
 #   puts the means into `.grad`, and leaves everything ready for the next step.
 # - Inside `with ddp.no_sync():` a backward only accumulates into `.grad`, as without a wrapper, and starts nothing. A
-#   later backward outside of it sends the sum.
+#   later backward outside of it sends the sum. Between two calls of `synchronize` there is one backward outside.
+#
+# Begin without overlap: everything in `synchronize()`, until the values are right. Only then add the hooks.
 #
 # PyTorch's DDP hides `synchronize` in a callback at the end of backward; Horovod has it as a call, as we do. It is also
 # the place to remember when gradients are to be clipped.
 #
 # `check` uses models with tied, frozen and unused parameters, and with layers that one rank alone leaves out, each
 # rank with a seed of its own, SGD and Adam, 2 to 4 ranks. After each of 5 steps every rank is compared with one
-# process. The messages are counted, and the first must be on its way when backward is half-way through the model.
+# process. The messages are counted, the first must be on its way when backward is half-way through the model, and
+# backward must not stand still until it has arrived.
 
 
 # %%
@@ -446,9 +451,9 @@ for step in range(STEPS):
 # ## The ladder, measured
 #
 # All rungs, the same model, the same buckets, in turns: each turn makes one step of every rung, so that whatever else
-# your machine does meanwhile hits them alike. A step's time is that of the slowest rank, and the table shows the
-# quickest step of each rung: other work on the machine can only make a step longer. PyTorch's own DDP takes part, with
-# the same bucket size.
+# your machine does meanwhile hits them alike. A step's time is that of the slowest rank. The table shows the quickest
+# step of each rung, since other work on the machine can only make a step longer, and in brackets the median: how far
+# they lie apart says how much to believe. PyTorch's own DDP takes part, with the same bucket size.
 
 # %%
 RUNGS = {}
@@ -477,7 +482,7 @@ RUNGS["torch's DDP"] = torchs_ddp
 
 # %%
 def in_turns(rungs, turns=8):
-    """Return, for each rung, the seconds of its quickest step, on the slowest rank."""
+    """Return, for each rung, the seconds of its steps on the slowest rank, the quickest first."""
     made = {name: wrap(make_model()) for name, wrap in rungs.items()}
     (inputs, labels), seconds = a_batch(), {name: [] for name in rungs}
     for turn in range(turns + 2):
@@ -491,7 +496,7 @@ def in_turns(rungs, turns=8):
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             if turn >= 2:  # the first ones warm up; torch's DDP makes its buckets anew
                 seconds[name].append(took.item())
-    return {name: min(times) for name, times in seconds.items()}
+    return {name: sorted(times) for name, times in seconds.items()}
 
 
 # %% tags=["nbval-ignore-output"]
@@ -499,21 +504,24 @@ ladder = {
     "loopback": launch(in_turns, RUNGS).results[0],
     "emulated": launch(in_turns, RUNGS, link=LINK).results[0],
 }
-print(f"{'milliseconds, quickest step':30} {'loopback':>9} {'emulated':>9}")
+print(f"{'milliseconds: quickest (median)':32} {'loopback':>12} {'emulated':>12}")
 for name in RUNGS:
-    print(f"{name:30} {1e3 * ladder['loopback'][name]:9.0f} {1e3 * ladder['emulated'][name]:9.0f}")
+    columns = [ladder[where][name] for where in ("loopback", "emulated")]
+    told = [f"{1e3 * steps[0]:.0f} ({1e3 * steps[len(steps) // 2]:.0f})" for steps in columns]
+    print(f"{name:32} {told[0]:>12} {told[1]:>12}")
 if "buckets during backward" in RUNGS:
     flat, own, torchs = (
-        ladder["emulated"][name] for name in ("one flat tensor", "buckets during backward", "torch's DDP")
+        ladder["emulated"][name][0] for name in ("one flat tensor", "buckets during backward", "torch's DDP")
     )
     print(f"emulated: overlap gains {1 - own / flat:.0%} over one flat tensor; own / torch's DDP {own / torchs:.2f}")
 
 # %% [markdown]
-# Read the columns separately. On the loopback the rungs lie close together: there is hardly any latency to save, and an
-# all-reduce there is work for the same processor that computes, so there is little to hide. On the emulated link, the
-# first rung pays its latencies, the flat tensor saves them, buckets *after* backward give part of that back, and
-# buckets *during* backward win it again, and more. (Differences of a few percent are noise, here as everywhere: run the
-# cell twice before you believe one.) The bytes are the same in each rung. What changes is when they start.
+# Read the columns separately. On the loopback there is hardly any latency to save, and an all-reduce is work for the
+# same processor that computes, so there is little to hide: expect the rungs in no particular order. On the emulated
+# link, the first rung pays its latencies, the flat tensor saves them, buckets *after* backward give part of that back,
+# and buckets *during* backward win it again, and more. A difference that is smaller than that between a quickest step
+# and its median is noise: on a machine that is busy with other things even the order of the rungs can be. Run the cell
+# twice before you believe one. The bytes are the same in each rung. What changes is when they start.
 #
 # ## What the step looks like
 #
@@ -566,15 +574,20 @@ def lanes(run):
 
 
 def hidden(lanes):
-    """Return the share of rank 0's communication that lies before the end of its backward."""
+    """Return the share of rank 0's communication that lies before the end of its backward, and why it is no more."""
     end = next(end for what, _, end in lanes["rank 0 compute"] if what == "backward")
     spans = [(start, stop) for _, start, stop in lanes["rank 0 network"]]
-    return sum(max(0.0, min(stop, end) - start) for start, stop in spans) / sum(stop - start for start, stop in spans)
+    busy, room = sum(stop - start for start, stop in spans), max(0.0, end - spans[0][0])
+    told = f"{1e3 * busy:.0f} ms of all-reduces, {1e3 * room:.0f} ms of backward after the first has begun"
+    return sum(max(0.0, min(stop, end) - start) for start, stop in spans) / busy, told
 
 
 # %% [markdown]
-# **Predict.** On the emulated link, with buckets during backward: what percentage of the time in which the network is
-# busy lies before the end of backward, and is so hidden behind it?
+# An all-reduce ends when both ranks have joined and the link has carried it: a rank that is early waits for the other
+# one, and the span includes that.
+#
+# **Predict.** On the emulated link, with buckets during backward: what percentage of the time spent in all-reduces lies
+# before the end of backward, and is so hidden behind it?
 
 # %%
 # @exercise hidden_percent points=1 minutes=2 kind=predict
@@ -592,15 +605,17 @@ drawn = {
     if name in RUNGS
 }
 for title, one in drawn.items():
-    print(f"{title}: {hidden(one):.0%} of the communication hidden")
-    hidden_percent = 100 * hidden(one) if title.startswith("buckets during") else None
+    share, why = hidden(one)
+    print(f"{title}: {share:.0%} of the communication hidden ({why})")
+    hidden_percent = 100 * share if title.startswith("buckets during") else None
 picture = step_timeline(drawn) if drawn else "needs your flatten, unflatten, make_buckets and own_ddp"
 picture
 
 # %% [markdown]
 # The network's lane tells it all. In the first two panels nothing is sent until backward has ended, so nothing is
-# hidden. In the third the first bucket leaves early, and only the tail sticks out: the last buckets, which hold the
-# *first* layers, whose gradients come last. There is no way around that part; it can only be made small.
+# hidden. In the third the first bucket leaves early, and at most as much can be hidden as backward still takes from
+# then on: the last line compares the two. What sticks out are the last buckets, which hold the *first* layers, whose
+# gradients come last. There is no way around the very last one; it can only be made small.
 #
 # ## How large a bucket?
 #
@@ -609,23 +624,26 @@ picture
 # %% tags=["nbval-ignore-output"]
 sweep = {}
 if answered(own_ddp):
-    caps = {mebibytes: overlapping(mebibytes * 2**20) for mebibytes in (0.5, 2, 4, 8, 32)}
+    caps = {mebibytes: overlapping(mebibytes * 2**20) for mebibytes in (2, 4, 8, 16, 32)}
+    numbers = [len(make_buckets(parameters, mebibytes * 2**20)) for mebibytes in caps]
+    print("buckets:     ", *(f"{cap} MiB {number};" for cap, number in zip(caps, numbers, strict=True)))
     for name, link in (("loopback", None), ("emulated link", LINK)):
         sweep[name] = launch(in_turns, caps, link=link).results[0]
-        print(f"{name:13}", *(f"{cap:g} MiB {1e3 * seconds:.0f} ms;" for cap, seconds in sweep[name].items()))
+        print(f"{name:13}", *(f"{cap} MiB {1e3 * steps[0]:.0f} ms;" for cap, steps in sweep[name].items()))
 picture = "needs your own_ddp"
 if sweep:
-    curves = {name: {cap: 1e3 * s for cap, s in times.items()} for name, times in sweep.items()}
+    curves = {name: {cap: 1e3 * steps[0] for cap, steps in times.items()} for name, times in sweep.items()}
     picture = lines_over_steps(
-        {"One step of own_ddp": curves}, "bucket size in MiB", "milliseconds", doubling=True, marked=True
+        {"One step of own_ddp": curves}, "bucket size in MiB", "milliseconds, quickest", doubling=True, marked=True
     )
 picture
 
 # %% [markdown]
-# On the emulated link the curve has a valley: at the left latency, at the right waiting. The largest size puts
-# everything into one bucket, which is the flat tensor again. Where the valley lies depends on the link and on the
-# model, so frameworks make it an option: PyTorch's default is 25 MB, with a first bucket of 1 MB so that something
-# starts early; Horovod collects up to 128 MB for a few milliseconds.
+# On the emulated link, look for a valley: at its left the latency of many buckets, at its right waiting. The largest
+# size puts everything into one bucket, which is the flat tensor again. A valley is shallow here, and a busy machine
+# hides it. Where it lies depends on the link and on the model, so frameworks make the size an option: PyTorch's default
+# is 25 MB, with a first bucket of 1 MB so that something starts early; Horovod collects up to 128 MB for a few
+# milliseconds.
 #
 # ## Several backwards, one step
 #
@@ -662,8 +680,8 @@ print(f"all-reduces for 4 micro-batches: {as_found}")
 # %% [markdown]
 # It says `no_sync`, and sends in every backward all the same. Nothing is wrong with the gradients, so no test of values
 # will ever find this; it is only slow. PyTorch's DDP decides in *forward* whether the next backward will synchronise,
-# and the forward is outside. (Your wrapper looks when a hook is called, so it would forgive this. Code that is written
-# for one of them should work with both.)
+# and the forward is outside. (Your wrapper looks when a hook is called, so it would forgive this. With forward and
+# backward inside, a loop suits both.)
 #
 # ### Exercise: mend the accumulation (6 minutes, 3 points)
 #
@@ -752,9 +770,9 @@ def off(gradient):
 
 alone = one_layer()  # what one process does: the mean of both losses, then clipped
 (sum(loss_of(alone, rank) for rank in range(2)) / 2).backward()
-torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+unclipped = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)  # returns the norm that it found
 wanted = alone.weight.grad
-print(f"one process: a step of length {wanted.norm().item():.3f}")
+print(f"one process: a step of length {wanted.norm().item():.3f}, clipped from {unclipped.item():.3f}")
 wrappers = {"averaged after backward": AfterBackward} | ({"own_ddp": own_ddp} if answered(own_ddp) else {})
 found = {name: launch(first_step, clipped_step_as_found, wrap).results[0] for name, wrap in wrappers.items()}
 for name, gradient in found.items():
