@@ -23,7 +23,7 @@ CODE_STUB = 'raise NotImplementedError("your turn")'
 OPEN_STUB = "# your answer here"
 ESSAY_STUB = "*Your answer:*"
 
-_CELL = re.compile(r"#\s*%%")
+_CELL = re.compile(r"#\s*%%(?!\w)")  # not a cell magic, such as # %%writefile
 _FILE_NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 _EXERCISE = {
     "code": re.compile(r"# @exercise\b(?P<options>.*)"),

@@ -18,6 +18,7 @@ LESSONS = {
     "02": "all-reduce from scratch",
     "03": "data parallel by hand",
     "04": "build your own DDP",
+    "05": "PyTorch DDP",
 }
 
 

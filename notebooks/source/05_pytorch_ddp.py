@@ -19,6 +19,7 @@
 
 # %%
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -116,7 +117,7 @@ Path("lesson_05_start.py").unlink(missing_ok=True)  # run the cell above again b
 # function out of this notebook, and it returns what the ranks returned. The rest of the lesson uses it.
 
 # %%
-launch(lambda: print("local rank", os.environ["LOCAL_RANK"], "of", dist.get_world_size()));
+print(launch(lambda: f"local rank {os.environ['LOCAL_RANK']} of {dist.get_world_size()}").results)
 
 # %% [markdown]
 # ## The wrapper
@@ -150,7 +151,9 @@ events = launch(one_step, trace=True).trace[0].events
 built = [event.op for event in events].index("barrier")
 gradient_kilobytes = sum(event.bytes for event in events[built:] if event.op == "all_reduce") / 1e3
 print("constructor:", *(f"{event.op} {event.bytes:,} bytes;" for event in events[:built]))
-print("step:       ", *(f"{event.op} {event.bytes:,} bytes;" for event in events[built + 1 :] if event.op == "all_reduce"))
+print(
+    "step:       ", *(f"{event.op} {event.bytes:,} bytes;" for event in events[built + 1 :] if event.op == "all_reduce")
+)
 
 # %% [markdown]
 # One broadcast of all parameters, then one all-reduce as long as all gradients: this model fits into a single bucket.
@@ -197,9 +200,8 @@ def rank_0_evaluates():
 try:
     launch(rank_0_evaluates, timeout=3)
 except WorkerTimeout as error:
-    stuck = [(state.rank, state.code) for state in error.states]
-    for rank, code in stuck:
-        print(f"rank {rank} is stuck in: {code}")
+    for state in error.states:
+        print(f"rank {state.rank} is stuck in: {state.code}")
 
 # %% [markdown]
 # Rank 0 waits in a broadcast that nobody else has entered, the others in a barrier that rank 0 never reaches. For
@@ -330,7 +332,10 @@ train_uneven = check("train_uneven", train_uneven)
 # %%
 def uneven_ranks():
     torch.manual_seed(0)
-    ddp, batches = DDP(torch.nn.Linear(4, 1)), [(torch.randn(2, 4), torch.randn(2, 1)) for _ in range(2 + dist.get_rank())]
+    ddp, batches = (
+        DDP(torch.nn.Linear(4, 1)),
+        [(torch.randn(2, 4), torch.randn(2, 1)) for _ in range(2 + dist.get_rank())],
+    )
     train_uneven(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), batches)
     return len(batches), ddp.module.weight.detach()
 
@@ -448,6 +453,7 @@ with answer_needed():
 # Where there is a GPU for each rank, torch's own layer can be held against it. `SyncBatchNorm.convert_sync_batchnorm`
 # replaces every batch norm of a model by it, before the model is wrapped.
 
+
 # %%
 def torchs_sync_batch_norm(values):
     device = device_of(int(os.environ["LOCAL_RANK"]), dist.get_world_size())
@@ -548,12 +554,6 @@ def power_sgd(ddp):
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def sent_by_step(run, steps):
-    """Return the bytes of each step on rank 0: a step's all-reduces come between those of an evaluation."""
-    sizes = [event.bytes for event in run.trace[0].events if event.op == "all_reduce"]
-    return sum(sizes), sizes
-
-
 # %%
 HOOKS = {"no hook": lambda ddp: None, "fp16": fp16, "PowerSGD, rank 2": power_sgd}
 
@@ -597,7 +597,11 @@ for name, prepare in HOOKS.items():
     final[name] = history[-1][1]
     print(f"{name:17} {megabytes[-1]:5.1f} MB brought to all-reduces, accuracy {final[name]:.2f} in the end")
 lines_over_steps(
-    {"One point an epoch": curves}, "megabytes that a rank has sent", "test accuracy in percent", doubling=True, marked=True
+    {"One point an epoch": curves},
+    "megabytes that a rank has sent",
+    "test accuracy in percent",
+    doubling=True,
+    marked=True,
 )
 
 # %% [markdown]
