@@ -302,7 +302,8 @@ def _judge_uneven(given: str, arrays: Arrays, batches: list[list[Any]], results:
         shortest = _steps_of(batches, min(counts))
         repeated = _steps_of(batches, max(counts), repeat=True)
         if _same(told, _replayed(arrays, shortest, [world] * len(shortest))):
-            why = f"That is what {counted(len(shortest), 'step')} give: the batches beyond the shortest list are left out."
+            given_steps = counted(len(shortest), "step")
+            why = f"That is what {given_steps} give: the batches beyond the shortest list are left out."
         elif _same(told, _replayed(arrays, repeated, [world] * len(repeated))):
             why = "A rank that has run out has used its last batch again: a batch counts once."
         elif _same(told, arrays):
@@ -378,12 +379,12 @@ def _whole_norm(shards: Sequence[Any], weights: Sequence[Any], eps: float, kind:
 _STATISTICS = {
     "per rank": "Those are the statistics of this rank's own shard. Sum up over all ranks: values, squares, counts.",
     "mean of means": (
-        "That is the mean of the ranks' means and variances. Shards have different lengths, and a variance over all also "
-        "has a part from the distance between the means: add up sums and counts over all ranks, then divide."
+        "That is the mean of the ranks' means and variances. Shards have different lengths, and a variance over all "
+        "also has a part from the distance between the means: add up sums and counts over all ranks, then divide."
     ),
     "within": (
-        "The mean is right, the variance is not: a mean of the ranks' variances misses the distance between their means. "
-        "Take the squares of the distances from the mean over *all* ranks."
+        "The mean is right, the variance is not: a mean of the ranks' variances misses the distance between their "
+        "means. Take the squares of the distances from the mean over *all* ranks."
     ),
     "unbiased": "Batch norm divides the squares by n, not by n - 1.",
 }
@@ -493,8 +494,6 @@ _SCALE, _INTERVAL = 1024.0, 2
 
 def _half_loss(model: Any, batch: Sequence[Any], factor: float) -> Any:
     """A loss whose gradient goes through float16 on its way back, where more than 65,504 overflows."""
-    import torch
-
     inputs, targets = _tensors(batch)
     return (model(inputs).half().double() - targets).pow(2).mean() * factor
 
@@ -599,7 +598,8 @@ def _judge_scaled(
             if any(not np.isfinite(values).all() for values in told["states"][step].values()):
                 why = (
                     "This rank has stepped with an infinite mean. unscale_ notes whether a gradient is infinite, and "
-                    "step goes by that note. Before synchronize() a rank sees its own gradients alone: unscale after it."
+                    "step goes by that note. Before synchronize() a rank sees its own gradients alone: unscale "
+                    "after it."
                 )
                 return Finding(given, f"step {step + 1} skipped on all ranks", "parameters that are NaN", rank, why)
         for rank, told in enumerate(results):
@@ -622,7 +622,7 @@ def _judge_scaled(
             elif _same(got, states[step - 1] if step else {k: arrays[k] for k in state}):
                 why = "Nothing has moved: scaler.step(optimizer) makes the step."
             elif _same(got, _replayed_scaled(arrays, batches, factors, max_norm, "scaled")[1][step]):
-                why = "The norm that is limited is that of the gradients as they are without the scale: unscale, then clip."
+                why = "The norm that is limited is that of the gradients without the scale: unscale, then clip."
             elif _same(got, _replayed_scaled(arrays, batches, factors, max_norm, "unclipped")[1][step]):
                 why = "That is a step with gradients that are not clipped."
             elif any(not np.array_equal(got[key], results[0]["states"][step][key]) for key in got):
@@ -663,10 +663,10 @@ EXERCISES = (
         own=lambda: _own_evaluate,
         own_name="dist.all_gather_object",
         hints=(
-            "Each rank takes a shard of its own, images[rank::world], and counts. Which two numbers have to be added up "
-            "over the ranks?",
-            "The forward of a wrapped model with buffers is collective, and ranks may have different numbers of batches: "
-            "use ddp.module.",
+            "Each rank takes a shard of its own, images[rank::world], and counts. Which two numbers have to be added "
+            "up over the ranks?",
+            "The forward of a wrapped model with buffers is collective, and ranks may have different numbers of "
+            "batches: use ddp.module.",
             "Put the number of right ones and the number of all into one tensor, dist.all_reduce it, and divide. "
             "Remember model.training, call model.eval(), and in the end model.train(what_it_was).",
         ),

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 05 PyTorch DDP
 #
-# **What does the wrapper do for me, and what does it leave to me?** `DistributedDataParallel` averages gradients. It does
-# that well, and nothing else: who evaluates, what happens when one rank runs out of data, whose batch statistics are
-# used, who writes the checkpoint, what an overflow on one rank means for the others, all of that is your code. This
+# **What does the wrapper do for me, and what does it leave to me?** `DistributedDataParallel` averages gradients. It
+# does that well, and nothing else: who evaluates, what happens when one rank runs out of data, whose batch statistics
+# are used, who writes the checkpoint, what an overflow on one rank means for the others, all of that is your code. This
 # lesson goes through these places one by one. In most of them the wrong version raises no error.
 #
 # | | |
@@ -18,6 +18,7 @@
 # @first-cell
 
 # %%
+import itertools
 import math
 import os
 import subprocess
@@ -32,7 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils import check, hint, launch, predict, progress
+from course_utils import check, hardware, hint, launch, predict, progress
 from course_utils.datasets import mnist_or_digits
 from course_utils.errors import WorkerTimeout
 from course_utils.exercises import answer_needed, compare
@@ -42,14 +43,14 @@ from course_utils.visuals import lines_over_steps, step_timeline
 # ## One process, one device
 #
 # Each rank drives one device. Which one is told by its **local rank**, its number on its own machine: rank 5 of 8 on
-# two machines with four GPUs each has local rank 1, and takes `cuda:1`. With fewer GPUs than ranks on a machine there is
-# nothing to hand out one each, NCCL refuses to run two ranks on one GPU, and everything runs on the CPU over gloo.
+# two machines with four GPUs each has local rank 1, and takes `cuda:1`. With fewer GPUs than ranks on a machine there
+# is nothing to hand out one each, NCCL refuses to run two ranks on one GPU, and everything runs on the CPU over gloo.
 
 
 # %%
 def device_of(local_rank, ranks_here):
     """Return the device of a rank: a GPU of its own if there is one for each rank on this machine, else the CPU."""
-    return torch.device("cuda", local_rank) if len(machine.gpus) >= ranks_here else torch.device("cpu")
+    return torch.device("cuda", local_rank) if len(hardware(show=False).gpus) >= ranks_here else torch.device("cpu")
 
 
 def backend_for(ranks_here):
@@ -104,9 +105,8 @@ def run_python(*arguments):
 
 with tempfile.TemporaryDirectory() as folder:
     run_python("lesson_05_start.py", folder)
-run_python(
-    *"-m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=0 lesson_05_start.py".split()
-)  # torchrun
+torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
+run_python(*torchrun, "lesson_05_start.py")
 Path("lesson_05_start.py").unlink(missing_ok=True)  # run the cell above again before this one
 
 # %% [markdown]
@@ -136,8 +136,8 @@ print(f"used here: {len(labels):,} to train on, {len(test_labels):,} to test on"
 def make_model():
     torch.manual_seed(0)
     sizes = (images.shape[1], 256, 256, 10)
-    layers = [torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
-    return torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    first, second, last = (torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.ReLU(), last)
 
 
 # %%
@@ -212,8 +212,8 @@ except WorkerTimeout as error:
 #
 # `evaluate(ddp, images, labels, batch_size)` is called on every rank with the whole test set. It returns the accuracy,
 # from 0 to 1, as a Python float, the same on every rank. Each sample goes through a model once, on *one* rank, in
-# batches of at most `batch_size`, and in evaluation mode; afterwards the model is in the mode in which it was. There may
-# be fewer samples than ranks.
+# batches of at most `batch_size`, and in evaluation mode; afterwards the model is in the mode in which it was. There
+# may be fewer samples than ranks.
 
 
 # %%
@@ -242,8 +242,8 @@ evaluate = check("evaluate", evaluate)
 # %% [markdown]
 # ## The whole example
 #
-# The book's example, digits on two devices, from the sampler to the accuracy. What is new against a loop for one process
-# stands in six places: device, wrapper, sampler, `set_epoch`, the loss that is told, the evaluation.
+# The book's example, digits on two devices, from the sampler to the accuracy. What is new against a loop for one
+# process stands in six places: device, wrapper, sampler, `set_epoch`, the loss that is told, the evaluation.
 
 
 # %%
@@ -307,10 +307,10 @@ except WorkerTimeout as error:
 #
 # ### Exercise: train on uneven inputs (10 minutes, 4 points)
 #
-# `train_uneven(ddp, optimizer, batches)` makes one step for each batch in `batches`, a list of `(inputs, targets)` of at
-# least one batch. Ranks have different numbers of them. The loss of a batch is `F.mse_loss`. No batch is left out or
-# used twice, and at the end all ranks have equal parameters: those of a process in which a step's gradient is the
-# sum over the ranks that still have a batch, divided by the world size or by the number of those ranks.
+# `train_uneven(ddp, optimizer, batches)` makes one step for each batch in `batches`, a list of `(inputs, targets)` of
+# at least one batch. Ranks have different numbers of them. The loss of a batch is `F.mse_loss`. No batch is left out or
+# used twice, and at the end all ranks have equal parameters: those of a process in which a step's gradient is the sum
+# over the ranks that still have a batch, divided by the world size or by the number of those ranks.
 
 
 # %%
@@ -378,8 +378,8 @@ print(f"statistics per rank: off by {batch_norm_error:.0%} of one process on the
 # the end everybody has rank 0's, and the other ranks' are lost.)
 #
 # `torch.nn.SyncBatchNorm` computes the statistics over all ranks. It needs GPUs, and so we build it. One part is not
-# obvious: the statistics depend on all inputs of all ranks, so **gradients flow through the communication**. The loss of
-# rank 1 depends, through the mean, on the inputs of rank 0. `dist.all_reduce` knows nothing of autograd: it writes a
+# obvious: the statistics depend on all inputs of all ranks, so **gradients flow through the communication**. The loss
+# of rank 1 depends, through the mean, on the inputs of rank 0. `dist.all_reduce` knows nothing of autograd: it writes a
 # sum into the tensor, and backward goes on as if it were this rank's own.
 #
 # What is the gradient of a sum over ranks? Every rank's output contains every rank's input once. So the gradient that
@@ -422,10 +422,10 @@ for name, total_of in {"dist.all_reduce": plain_all_reduce, "SumOverRanks": SumO
 # %% [markdown]
 # ### Exercise: synchronised batch norm (15 minutes, 5 points)
 #
-# `sync_batch_norm(x, eps)` gets this rank's shard, of shape `(samples, channels)`, and returns it normalised:
-# $(x - \mu) / \sqrt{\sigma^2 + \epsilon}$, with the mean and the variance (the one that divides by $n$) of each channel
-# over *all* samples of all ranks. Shards have different numbers of samples. The gradient with respect to `x` must be that
-# of one process on the whole batch, where the losses of all ranks are added up. `SumOverRanks` above is yours to use.
+# `sync_batch_norm(x, eps)` gets this rank's shard, of shape `(samples, channels)`, and returns it normalised: $(x -
+# \mu) / \sqrt{\sigma^2 + \epsilon}$, with the mean and the variance (the one that divides by $n$) of each channel over
+# *all* samples of all ranks. Shards have different numbers of samples. The gradient with respect to `x` must be that of
+# one process on the whole batch, where the losses of all ranks are added up. `SumOverRanks` above is yours to use.
 
 
 # %%
@@ -471,8 +471,8 @@ if "nccl" in backend_for(WORLD):
 # ## Parameters that are not used
 #
 # A bucket leaves when all its gradients are there. A parameter that took no part in this forward gets no gradient, so
-# its bucket would wait for ever. Your wrapper of lesson 04 had `synchronize` to send what is left. DDP has no such call,
-# and three settings.
+# its bucket would wait for ever. Your wrapper of lesson 04 had `synchronize` to send what is left. DDP has no such
+# call, and three settings.
 
 
 # %%
@@ -606,14 +606,14 @@ lines_over_steps(
 
 # %% [markdown]
 # The three curves climb to about the same height, on very different budgets. Whether that saves *time* is another
-# question: PowerSGD computes, and sends three messages in place of one, each with its latency. It pays on a slow network
-# and for large matrices.
+# question: PowerSGD computes, and sends three messages in place of one, each with its latency. It pays on a slow
+# network and for large matrices.
 #
 # ## A checkpoint: one writes, all read
 #
-# All replicas are equal, so one of them is enough. Two things go wrong. The state of the wrapper has a prefix in all its
-# names, and a plain model does not know them. And the others must not read before the file is whole, so a barrier stands
-# between writing and reading; one that *all* ranks reach, so not inside the `if`.
+# All replicas are equal, so one of them is enough. Two things go wrong. The state of the wrapper has a prefix in all
+# its names, and a plain model does not know them. And the others must not read before the file is whole, so a barrier
+# stands between writing and reading; one that *all* ranks reach, so not inside the `if`.
 
 
 # %%
@@ -672,8 +672,8 @@ print(f"the loss falls from {losses[0]:.2f} to {losses[-1]:.2f}; the replicas ar
 
 # %% [markdown]
 # Two models, each trained on half of the data, and no error. Would this at least synchronise every other step, or once
-# in a while? Look at what makes DDP synchronise. (Its relatives: `copy.deepcopy(ddp.module)` to train on, and changing a
-# model after it has been wrapped, by `.to(...)`, `.half()` or a new layer. DDP knows what it was given, and no more.)
+# in a while? Look at what makes DDP synchronise. (Its relatives: `copy.deepcopy(ddp.module)` to train on, and changing
+# a model after it has been wrapped, by `.to(...)`, `.half()` or a new layer. DDP knows what it was given, and no more.)
 #
 # ### Exercise: mend the step (4 minutes, 3 points)
 #
@@ -702,18 +702,19 @@ with answer_needed():
     print(f"apart: {(ours - theirs).norm().item():.2f} (as found: {found_apart:.2f})")
 
 # %% [markdown]
-# `.module` is right for what sends nothing: saving, loading, evaluating. It is wrong for the forward of a training step.
+# `.module` is right for what sends nothing: saving, loading, evaluating. It is wrong for the forward of a training
+# step.
 #
 # ## Mixed precision: an overflow on one rank
 #
 # In float16 the largest number is 65,504 and small gradients vanish, so the loss is multiplied by a **scale**, as large
-# as it can be. When a gradient overflows all the same, `GradScaler` skips the step and halves the scale; after some good
-# steps it doubles it. `scaler.unscale_(optimizer)` divides the gradients by the scale *and notes whether one is
+# as it can be. When a gradient overflows all the same, `GradScaler` skips the step and halves the scale; after some
+# good steps it doubles it. `scaler.unscale_(optimizer)` divides the gradients by the scale *and notes whether one is
 # infinite*; `scaler.step` steps if none was; `scaler.update` sets the new scale.
 #
 # Now suppose that the batch of one rank alone overflows. With torch's DDP in the usual order all goes well: gradients
-# are averaged inside `backward`, a mean with an infinite part is infinite, so every rank sees the overflow. With a wrapper
-# like yours of lesson 04, or Horovod's, there is a call between backward and step, and an order to get wrong.
+# are averaged inside `backward`, a mean with an infinite part is infinite, so every rank sees the overflow. With a
+# wrapper like yours of lesson 04, or Horovod's, there is a call between backward and step, and an order to get wrong.
 
 
 # %%
@@ -854,11 +855,11 @@ for name, value in sorted(launch(diary).results[0].items()):
 #
 # ## Explain (10 minutes, 3 points, read by a person)
 #
-# A colleague's training on 8 GPUs reports a validation accuracy of 91.8%. The same checkpoint, evaluated by one process,
-# gives 89.9%. The code: DDP; a model with batch norm; validation with a `DistributedSampler` and `drop_last=True` in the
-# DataLoader; each rank computes the accuracy of its batches, and rank 0 prints *its* value. Name at least three
-# possible causes, how large each can be and in which direction, and how you would find out which it is. About eight
-# sentences.
+# A colleague's training on 8 GPUs reports a validation accuracy of 91.8%. The same checkpoint, evaluated by one
+# process, gives 89.9%. The code: DDP; a model with batch norm; validation with a `DistributedSampler` and
+# `drop_last=True` in the DataLoader; each rank computes the accuracy of its batches, and rank 0 prints *its* value.
+# Name at least three possible causes, how large each can be and in which direction, and how you would find out which it
+# is. About eight sentences.
 
 # %% [markdown]
 # <!-- @exercise two_accuracies points=3 minutes=10 kind=explain -->
@@ -866,14 +867,14 @@ for name, value in sorted(launch(diary).results[0].items()):
 # (1) Rank 0 prints the accuracy of its own eighth. That is a random sample of the validation set: with 1,000 samples a
 # rank, the standard error at 90% is about 0.9 points, so 1.9 points would be a bit unusual, but possible, in either
 # direction. Summing correct ones and counts over ranks and dividing once settles it. (2) drop_last leaves out the last
-# partial batch of each rank, and the sampler repeats or drops up to 7 samples. If the set is ordered (by class, say) those
-# are not like the others; the effect is at most the share that is left out, in either direction. Counting the samples
-# and the different indices shows it. (3) If the model was not in evaluation mode, batch norm normalised with the
-# statistics of the validation batch: the accuracy then depends on the batch size and can be better or worse. Look at
-# model.training, and evaluate with another batch size: the result must not change. (4) The running statistics are those
-# of rank 0's shards; a checkpoint that was written by another rank, or before the last forward, can hold others. Compare
-# the buffers across ranks. Evaluate the same checkpoint with one process on each rank's shard: if the eighth of rank 0
-# gives 91.8%, it was (1).
+# partial batch of each rank, and the sampler repeats or drops up to 7 samples. If the set is ordered (by class, say)
+# those are not like the others; the effect is at most the share that is left out, in either direction. Counting the
+# samples and the different indices shows it. (3) If the model was not in evaluation mode, batch norm normalised with
+# the statistics of the validation batch: the accuracy then depends on the batch size and can be better or worse. Look
+# at model.training, and evaluate with another batch size: the result must not change. (4) The running statistics are
+# those of rank 0's shards; a checkpoint that was written by another rank, or before the last forward, can hold others.
+# Compare the buffers across ranks. Evaluate the same checkpoint with one process on each rank's shard: if the eighth of
+# rank 0 gives 91.8%, it was (1).
 # <!-- END SOLUTION -->
 
 # %% [markdown]
@@ -897,6 +898,7 @@ progress()
 # - **Metrics:** add up counts over ranks, divide once. No padding, no dropping, evaluation mode.
 # - **Train through the wrapper**; save, load and evaluate through `.module`.
 # - **Statistics** that cross ranks need gradients that cross ranks.
-# - **Look at gradients after the synchronisation**: unscaling and clipping come behind it, so that all ranks decide alike.
+# - **Look at gradients after the synchronisation**: unscaling and clipping come behind it, so that all ranks decide
+#   alike.
 #
 # Lesson 06 takes up what you met twice here: a rank that waits for ever, and how to find out for whom.
