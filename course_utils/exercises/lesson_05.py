@@ -232,8 +232,8 @@ def _replayed(arrays: Arrays, steps: Sequence[Sequence[Any]], divisors: Sequence
     return _told(model)
 
 
-def _same(got: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return all(_close(got[name], wanted[name]) for name in wanted)
+def _same(got: Arrays, wanted: Arrays) -> bool:
+    return all(_close(got[name], wanted[name]) for name in got)
 
 
 def _batch(draw: Any, count: int) -> tuple[Any, Any]:
@@ -250,7 +250,7 @@ def _train_uneven(answer: Callable[..., Any], arrays: Arrays, batches: list[Any]
 
 
 def _unevens(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    given = {2: [(3, 3), (2, 4)], 3: [(3, 1, 2)]}
+    given: dict[int, list[tuple[int, ...]]] = {2: [(3, 3), (2, 4)], 3: [(3, 1, 2)]}
     if thorough:
         given = {1: [(2,)]}
         for world in (2, 3, 4):
@@ -330,7 +330,7 @@ def _normalise(answer: Callable[..., Any], x: Any, weights: Any, eps: float) -> 
 
 
 def _normalisations(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    given = {2: [(4, 4), (2, 5)], 3: [(1, 4, 2)]}
+    given: dict[int, list[tuple[int, ...]]] = {2: [(4, 4), (2, 5)], 3: [(1, 4, 2)]}
     if thorough:
         given = {world: [tuple(rng.randint(1, 7) for _ in range(world)) for _ in range(2)] for world in (1, 2, 3, 4)}
         given = {world: [*some, (*range(2, world + 2),)] for world, some in given.items()}

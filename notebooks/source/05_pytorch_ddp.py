@@ -18,12 +18,16 @@
 # @first-cell
 
 # %%
+import contextlib
+import io
 import itertools
 import math
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -97,17 +101,18 @@ if __name__ == "__main__":
 
 
 # %%
-def run_python(*arguments):
-    """Run Python with these arguments in a process of its own; print what it prints."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
-    print(done.stdout, done.stderr if done.returncode else "", sep="", end="")
+def output_of(arguments):
+    """Run Python with these arguments in a process of its own; return what it prints."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100)
+    return done.stdout + (done.stderr if done.returncode else "")
 
 
-with tempfile.TemporaryDirectory() as folder:
-    run_python("lesson_05_start.py", folder)
-torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
-run_python(*torchrun, "lesson_05_start.py")
-Path("lesson_05_start.py").unlink(missing_ok=True)  # run the cell above again before this one
+with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:  # both at once: it takes some seconds
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=0"]
+    starts = {"mp.spawn": ["lesson_05_start.py", folder], "torchrun": [*torchrun, "lesson_05_start.py"]}
+    for name, output in zip(starts, pool.map(output_of, starts.values()), strict=True):
+        print(f"{name}: {output}", end="")
+Path("lesson_05_start.py").unlink(missing_ok=True)  # before you run this again, run the cell above
 
 # %% [markdown]
 # (`torchrun` is short for `python -m torch.distributed.run`. `--standalone` lets it choose a free port;
@@ -405,7 +410,9 @@ class SumOverRanks(torch.autograd.Function):
 
 def gradient_through(total_of):
     x = torch.tensor(float(dist.get_rank() + 1), requires_grad=True)
-    (x * total_of(x)).backward()  # with both ranks' losses added up: (x0 + x1) squared
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch warn of what is to be shown here
+        (x * total_of(x)).backward()  # with both ranks' losses added up: (x0 + x1) squared
     return x.grad.item()
 
 
@@ -598,7 +605,7 @@ for name, prepare in HOOKS.items():
     print(f"{name:17} {megabytes[-1]:5.1f} MB brought to all-reduces, accuracy {final[name]:.2f} in the end")
 lines_over_steps(
     {"One point an epoch": curves},
-    "megabytes that a rank has sent",
+    "megabytes that a rank has brought to all-reduces",
     "test accuracy in percent",
     doubling=True,
     marked=True,
@@ -819,8 +826,10 @@ def profiled():
 
 
 # %% tags=["nbval-ignore-output"]
+with contextlib.redirect_stdout(io.StringIO()):  # the profiler tells when it starts and stops
+    run = launch(profiled)
 lanes = {}
-for rank, spans in enumerate(launch(profiled, env={"KINETO_LOG_LEVEL": "5"}).results):
+for rank, spans in enumerate(run.results):
     begin = min(start for _, start, _ in spans)
     told = [(what, (start - begin) / 1e6, (end - begin) / 1e6) for what, start, end in spans]
     lanes[f"rank {rank} compute"] = [span for span in told if span[0] != "all-reduce"]
