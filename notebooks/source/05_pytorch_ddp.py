@@ -168,23 +168,19 @@ print(
 # Before training anything, a way to measure. Evaluation in parallel goes wrong in four ways.
 #
 # - **The mean of the ranks' accuracies.** It counts a sample on a small shard for more than one on a large shard.
+# - **A sampler made for training.** `DistributedSampler` gives every rank equally many samples, so it repeats some, or
+#   leaves some out with `drop_last=True`. The DataLoader has a `drop_last` of its own.
 
 # %%
 right, taken = torch.tensor([90, 90, 0]), torch.tensor([100, 100, 1])
 mean_of_means = (right / taken).mean().item()
 print(f"three ranks took {taken.tolist()} samples and got {right.tolist()} of them right")
 print(f"mean of the accuracies {mean_of_means:.1%}, accuracy {(right.sum() / taken.sum()).item():.1%}")
-
-# %% [markdown]
-# - **A sampler made for training.** `DistributedSampler` gives every rank equally many samples, so it repeats some, or
-#   leaves some out with `drop_last=True`. The DataLoader has a `drop_last` of its own.
-
-# %%
 for drop_last in (False, True):
     parts = [DistributedSampler(test_labels, 7, rank, shuffle=False, drop_last=drop_last) for rank in range(7)]
     seen = [index for part in parts for index in part]
-    print(f"7 ranks, drop_last={drop_last!s:5}: {len(seen)} taken, {len(set(seen))} different ", end="")
-    print(f"of {len(test_labels)}")
+    print(f"7 ranks, drop_last={drop_last!s:5}: {len(seen)} taken, ", end="")
+    print(f"{len(set(seen))} of {len(test_labels)} samples among them")
 
 # %% [markdown]
 # - **Training mode.** Batch norm would use the batch's own statistics, and dropout would drop.
@@ -450,15 +446,9 @@ def sync_batch_norm(x, eps):
 
 sync_batch_norm = check("sync_batch_norm", sync_batch_norm)
 
-# %%
-with answer_needed():
-    each = torch.cat(launch(output_on_each_rank, lambda values: sync_batch_norm(values, 1e-5)).results)
-    print(f"within 1e-12 of one process: {((each - whole).norm() / whole.norm()).item() < 1e-12}")
-
-
 # %% [markdown]
-# Where there is a GPU for each rank, torch's own layer can be held against it. `SyncBatchNorm.convert_sync_batchnorm`
-# replaces every batch norm of a model by it, before the model is wrapped.
+# Held against one process; and, where there is a GPU for each rank, torch's own layer beside it. (In a model,
+# `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` replaces every batch norm, before the model is wrapped.)
 
 
 # %%
@@ -471,6 +461,9 @@ def torchs_sync_batch_norm(values):
 if "nccl" in backend_for(WORLD):
     each = torch.cat(launch(output_on_each_rank, torchs_sync_batch_norm).results)
     print("torch's agrees with one process:", torch.allclose(each, whole, atol=1e-6))
+with answer_needed():
+    each = torch.cat(launch(output_on_each_rank, lambda values: sync_batch_norm(values, 1e-5)).results)
+    print(f"within 1e-12 of one process: {((each - whole).norm() / whole.norm()).item() < 1e-12}")
 
 # %% [markdown]
 # *(A good place for a break.)*
@@ -561,7 +554,6 @@ def power_sgd(ddp):
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-# %%
 HOOKS = {"no hook": lambda ddp: None, "fp16": fp16, "PowerSGD, rank 2": power_sgd}
 
 
@@ -607,7 +599,6 @@ lines_over_steps(
     {"One point an epoch": curves},
     "megabytes that a rank has brought to all-reduces",
     "test accuracy in percent",
-    doubling=True,
     marked=True,
 )
 
@@ -810,19 +801,18 @@ NAMES = {"DistributedDataParallel.forward": "forward", "gloo:all_reduce": "all-r
 
 
 def profiled():
-    """Return the spans of one step, in microseconds: (what, start, end)."""
+    """Return the spans of one step: (what, start, end), in microseconds."""
     ddp = DDP(torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))), bucket_cap_mb=2)
-    inputs = torch.randn(256, 512)
-    for _ in range(3):  # buckets are made anew after the first step
-        ddp(inputs).sum().backward()
-    dist.barrier()
+    inputs, spans = torch.randn(256, 512), []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        ddp(inputs).sum().backward()
-    spans = []
+        for _ in range(4):  # the first ones warm up, and buckets are made anew
+            dist.barrier()
+            ddp(inputs).sum().backward()
     for event in profiler.events():
         what = NAMES.get(event.name) or ("backward" if event.name.startswith("autograd::engine") else None)
         spans += [(what, event.time_range.start, event.time_range.end)] if what else []
-    return spans
+    last = max(start for what, start, _ in spans if what == "forward")
+    return [span for span in spans if span[1] >= last]
 
 
 # %% tags=["nbval-ignore-output"]
@@ -837,7 +827,8 @@ for rank, spans in enumerate(run.results):
 step_timeline({"One step of DDP, as the profiler saw it": lanes})
 
 # %% [markdown]
-# The all-reduces begin while backward still runs, bucket by bucket: lesson 04's picture, recorded by torch itself.
+# Each rank is counted from the start of its own forward; a block of backward is one node of the graph. The all-reduces
+# begin while backward still runs, bucket by bucket: lesson 04's picture, recorded by torch itself.
 #
 # DDP also keeps a diary of its own. It is there for bug reports and dashboards; the name begins with an underscore, so
 # do not build on it.
@@ -896,8 +887,6 @@ print(f"around the wrapper: replicas {found_apart:.2f} apart after 5 steps, no e
 for name in HOOKS:
     print(f"{name:17} {sum(sent[name]) / 1e3:6.1f} kB a step, accuracy {final[name]:.2f}")
 compare(fp16_kilobytes=fp16_kilobytes, powersgd_times=powersgd_times)
-
-# %%
 progress()
 
 # %% [markdown]
