@@ -378,13 +378,13 @@ def _whole_norm(shards: Sequence[Any], weights: Sequence[Any], eps: float, kind:
 
 _STATISTICS = {
     "per rank": "Those are the statistics of this rank's own shard. Sum up over all ranks: values, squares, counts.",
-    "mean of means": (
-        "That is the mean of the ranks' means and variances. Shards have different lengths, and a variance over all "
-        "also has a part from the distance between the means: add up sums and counts over all ranks, then divide."
-    ),
     "within": (
         "The mean is right, the variance is not: a mean of the ranks' variances misses the distance between their "
         "means. Take the squares of the distances from the mean over *all* ranks."
+    ),
+    "mean of means": (
+        "That is the mean of the ranks' means and variances. Shards have different lengths, and a variance over all "
+        "also has a part from the distance between the means: add up sums and counts over all ranks, then divide."
     ),
     "unbiased": "Batch norm divides the squares by n, not by n - 1.",
 }
@@ -625,7 +625,7 @@ def _judge_scaled(
                 why = "The norm that is limited is that of the gradients without the scale: unscale, then clip."
             elif _same(got, _replayed_scaled(arrays, batches, factors, max_norm, "unclipped")[1][step]):
                 why = "That is a step with gradients that are not clipped."
-            elif any(not np.array_equal(got[key], results[0]["states"][step][key]) for key in got):
+            elif not all(_same(got, one["states"][step]) for one in results):
                 why = "The ranks have moved differently: clip and step come after synchronize()."
             text = f"{name} as one process has it after step {step + 1}: {_numbers(state[name])}"
             return Finding(given, text, _numbers(got[name]), rank, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 
 import torch
@@ -60,7 +61,7 @@ def evaluate_gathering_objects(ddp, images, labels, batch_size):
     mode = ddp.training
     ddp.eval()
     mine = torch.arange(rank, len(labels), world)
-    forwards = -(-(-(-len(labels) // world)) // batch_size)
+    forwards = math.ceil(math.ceil(len(labels) / world) / batch_size)
     right = 0
     with torch.inference_mode():
         for number in range(forwards):
@@ -72,8 +73,21 @@ def evaluate_gathering_objects(ddp, images, labels, batch_size):
     return sum(everyone) / len(labels)
 
 
-@evaluate.rejected("stopped", "ddp(images", state="stopped")
+@evaluate.rejected("ddp(x)", state="stopped")
 def evaluate_on_rank_0_alone(ddp, images, labels, batch_size):
+    accuracy = None
+    if dist.get_rank() == 0:
+        ddp.eval()
+        with torch.no_grad():
+            right = sum((ddp(x).argmax(1) == y).sum() for x, y in batches_of(images, labels, batch_size))
+        accuracy = right.item() / len(labels)
+    dist.barrier()
+    return accuracy
+
+
+@evaluate.rejected(state="stopped")
+def evaluate_on_rank_0_and_broadcast(ddp, images, labels, batch_size):
+    """The others' broadcast meets that of the wrapper's buffers: gloo ends a rank, or both wait."""
     accuracy = torch.zeros(1)
     if dist.get_rank() == 0:
         ddp.eval()
@@ -181,7 +195,7 @@ def evaluate_in_one_forward(ddp, images, labels, batch_size):
     return evaluate_by_all_reduce(ddp, images, labels, 10**6)
 
 
-@evaluate.rejected("a Python float")
+@evaluate.rejected("A Python float")
 def evaluate_to_a_tensor(ddp, images, labels, batch_size):
     return torch.tensor(evaluate_by_all_reduce(ddp, images, labels, batch_size))
 

@@ -1,4 +1,4 @@
-"""The checks of lesson 05 accept right code around DDP, and say what is wrong with the many ways that raise no error."""
+"""The checks of lesson 05 accept right code around DDP, and say what is wrong where no error is raised."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_P9_statistics_without_their_gradient_are_rejected():
 
 def test_P10_an_evaluation_on_rank_0_alone_hangs_and_is_told_where(monkeypatch):
     monkeypatch.setattr(judging, "PATIENCE", 3.0)
-    assert "ddp(" in rejected("evaluate", "evaluate_on_rank_0_alone")
+    assert "ddp(x)" in rejected("evaluate", "evaluate_on_rank_0_alone")
+    rejected("evaluate", "evaluate_on_rank_0_and_broadcast")
     rejected("evaluate", "evaluate_and_tell_rank_0_alone")
 
 
