@@ -194,5 +194,11 @@ def test_a_marker_of_cells_inside_a_string_is_refused_rather_than_guessed_at(tmp
     assert "one is in a string" in found
 
 
+def test_a_cell_magic_belongs_to_its_cell(tmp_path):
+    lesson = parsed(tmp_path, LESSON.replace('print("done")', '# %%writefile small.py\nprint("done")'))
+    assert len(lesson.cells) == len(parsed(tmp_path, LESSON).cells)
+    assert any(cell.text == '%%writefile small.py\nprint("done")' for cell in lesson.cells)
+
+
 def test_a_file_that_is_not_called_like_a_lesson_is_refused(tmp_path):
     assert "is called lesson-one.py" in mistakes(tmp_path, LESSON, "lesson-one.py")[0]
