@@ -72,13 +72,17 @@ def test_a_collective_costs_a_ring_from_the_moment_the_last_rank_joins() -> None
     link = Link(latency=0.005, bandwidth=1e8)
 
     def late() -> float:
-        tensor = torch.ones(300_000)
-        if dist.get_rank() == 1:
-            time.sleep(0.1)
-        joined = time.monotonic()
-        dist.all_reduce(tensor)
-        assert tensor[0] == dist.get_world_size()
-        return time.monotonic() - joined
+        taken = []
+        for _ in range(3):  # the quickest counts: this machine may have other things to do
+            tensor = torch.ones(300_000)
+            dist.barrier()
+            if dist.get_rank() == 1:
+                time.sleep(0.1)
+            joined = time.monotonic()
+            dist.all_reduce(tensor)
+            taken.append(time.monotonic() - joined)
+            assert tensor[0] == dist.get_world_size()
+        return min(taken)
 
     seconds = launch(late, nprocs=3, link=link).results
     expected = link.seconds_of("all_reduce", 4 * 300_000, 3)
@@ -93,11 +97,14 @@ def test_a_collective_that_compiled_code_starts_takes_its_time_too(trace: bool) 
         model = torch.nn.Linear(1000, 1000, bias=False)
         torch.nn.init.constant_(model.weight, 1e-3)
         replica = torch.nn.parallel.DistributedDataParallel(model)
-        data = torch.full((1, 1000), float(dist.get_rank()))
-        start = time.monotonic()
-        replica(data).sum().backward()
+        data, taken = torch.full((1, 1000), float(dist.get_rank())), []
+        for _ in range(4):  # the quickest counts: this machine may have other things to do
+            model.zero_grad()
+            start = time.monotonic()
+            replica(data).sum().backward()
+            taken.append(time.monotonic() - start)
         assert model.weight.grad is not None
-        return time.monotonic() - start, model.weight.grad[0, 0].item()
+        return min(taken), model.weight.grad[0, 0].item()
 
     link = Link(latency=0.01, bandwidth=2e7)
     expected = link.seconds_of("all_reduce", 4_000_000, 2)
