@@ -19,7 +19,7 @@ PLATFORMS := .venv-platforms
 PLATFORMS_READY := $(PLATFORMS)/.ready
 PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 # Tests that may run beside each other; the others measure, count what is left behind, or need the cores for themselves.
-TOGETHER := $(addprefix tests/,authoring datasets exercises grading simulate visuals)
+TOGETHER := $(addprefix tests/,authoring datasets exercises grading notebooks simulate visuals)
 # Old packages warn about many things that are theirs to mend: there, warnings are no errors.
 OLD_PYTEST := $(PLATFORMS)/bin/python -m pytest -W default
 # Of the launcher, what meets the old Jupyter and the old psutil; `make test-long` runs all but other frameworks there.
