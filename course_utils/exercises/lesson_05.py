@@ -80,7 +80,7 @@ def _evaluate(
 
 
 def _evaluations(rng: random.Random, thorough: bool) -> Iterator[Trial]:
-    given = {2: [(7, 2), (1, 3)], 3: [(11, 2)]}
+    given = {2: [(7, 2), (1, 3)], 3: [(11, 2), (1, 2)]}
     if thorough:
         given = {
             world: [(world * rng.randint(2, 6) + rng.randrange(world), rng.randint(1, 4)), (rng.randint(1, world), 3)]

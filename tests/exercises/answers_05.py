@@ -60,7 +60,7 @@ def evaluate_gathering_objects(ddp, images, labels, batch_size):
     rank, world = dist.get_rank(), dist.get_world_size()
     mode = ddp.training
     ddp.eval()
-    mine = torch.arange(rank, len(labels), world)
+    mine = torch.arange(len(labels))[rank::world]
     forwards = math.ceil(math.ceil(len(labels) / world) / batch_size)
     right = 0
     with torch.inference_mode():
@@ -71,6 +71,13 @@ def evaluate_gathering_objects(ddp, images, labels, batch_size):
     everyone = [None] * world
     dist.all_gather_object(everyone, right)
     return sum(everyone) / len(labels)
+
+
+@evaluate.rejected("lower bound")
+def evaluate_with_a_range_that_starts_behind_the_end(ddp, images, labels, batch_size):
+    """Where there are two samples fewer than ranks, the last rank's range is refused."""
+    mine = torch.arange(dist.get_rank(), len(labels), dist.get_world_size())
+    return evaluate_gathering_objects(ddp, images, labels, batch_size) + 0 * len(mine)
 
 
 @evaluate.rejected("ddp(x)", state="stopped")
