@@ -182,8 +182,8 @@ def _judge_evaluated(
     if missing:
         why = "The number is right by chance: some samples never went through a model."
         return Finding(given, "each sample once", f"{counted(len(missing), 'sample')} never", None, why)
-    if world > 1 and len(correct) >= world and any(not told["seen"] for told in results):
-        idle = next(rank for rank, told in enumerate(results) if not told["seen"])
+    if world > 1 and len(correct) >= world and any(not any(batch for batch, _ in told["seen"]) for told in results):
+        idle = next(rank for rank, told in enumerate(results) if not any(batch for batch, _ in told["seen"]))
         why = "The number is right, but one rank does the work of others: shard the samples."
         return Finding(given, "a share of the samples on each rank", "none", idle, why)
     for rank, told in enumerate(results):
@@ -210,6 +210,12 @@ def _sgd(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
 
 
+def _adam(model: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(model.parameters(), lr=_RATE, eps=1e-3)
+
+
 def _mse(model: Any, batch: Sequence[Any]) -> Any:
     import torch
 
@@ -217,12 +223,14 @@ def _mse(model: Any, batch: Sequence[Any]) -> Any:
     return torch.nn.functional.mse_loss(model(inputs), targets)
 
 
-def _replayed(arrays: Arrays, steps: Sequence[Sequence[Any]], divisors: Sequence[int]) -> dict[str, Any]:
+def _replayed(
+    arrays: Arrays, steps: Sequence[Sequence[Any]], divisors: Sequence[int], made: Callable[[Any], Any] = _sgd
+) -> dict[str, Any]:
     """The parameters after steps whose gradient is the sum over the step's batches, divided."""
     import torch
 
     model = _network(arrays)
-    optimizer = _sgd(model)
+    optimizer = made(model)
     with torch.enable_grad():
         for batches, divisor in zip(steps, divisors, strict=True):
             optimizer.zero_grad()
@@ -360,6 +368,12 @@ def _whole_norm(shards: Sequence[Any], weights: Sequence[Any], eps: float, kind:
         mean, variance = every.mean(dim=0), every.var(dim=0, unbiased=False)
         if kind == "mean of means":
             mean, variance = torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0)
+        elif kind in ("unweighted mean", "unweighted"):
+            mean = torch.stack(means).mean(dim=0)
+            squares = [(one - mean).pow(2) for one in tensors]
+            variance = torch.cat(squares).mean(dim=0)
+            if kind == "unweighted":
+                variance = torch.stack([one.mean(dim=0) for one in squares]).mean(dim=0)
         elif kind == "within":
             shares = [len(one) / len(every) for one in tensors]
             variance = torch.stack([share * one for share, one in zip(shares, variances, strict=True)]).sum(dim=0)
@@ -368,6 +382,8 @@ def _whole_norm(shards: Sequence[Any], weights: Sequence[Any], eps: float, kind:
         elif kind == "constant":
             mean, variance = mean.detach(), variance.detach()
         outs = [(one - mean) / (variance + eps).sqrt() for one in tensors]
+        if kind == "eps outside":
+            outs = [(one - mean) / (variance.sqrt() + eps) for one in tensors]
         if kind == "per rank":
             outs = [(a - b) / (c + eps).sqrt() for a, b, c in zip(tensors, means, variances, strict=True)]
         if outs[0].requires_grad:
@@ -376,6 +392,10 @@ def _whole_norm(shards: Sequence[Any], weights: Sequence[Any], eps: float, kind:
     return [(out.detach().numpy(), one.grad.numpy()) for out, one in zip(outs, tensors, strict=True)]
 
 
+_UNWEIGHTED = (
+    "A mean of the ranks' means counts a sample of a short shard for more than one of a long shard. Add up sums and "
+    "counts over all ranks, then divide once."
+)
 _STATISTICS = {
     "per rank": "Those are the statistics of this rank's own shard. Sum up over all ranks: values, squares, counts.",
     "within": (
@@ -386,6 +406,9 @@ _STATISTICS = {
         "That is the mean of the ranks' means and variances. Shards have different lengths, and a variance over all "
         "also has a part from the distance between the means: add up sums and counts over all ranks, then divide."
     ),
+    "unweighted mean": _UNWEIGHTED,
+    "unweighted": _UNWEIGHTED,
+    "eps outside": "The root is taken of variance + eps, together.",
     "unbiased": "Batch norm divides the squares by n, not by n - 1.",
 }
 
@@ -433,9 +456,9 @@ def _judge_normed(given: str, shards: list[Any], weights: list[Any], eps: float,
 # ---- train_step(ddp, optimizer, inputs, targets)
 
 
-def _step(answer: Callable[..., Any], arrays: Arrays, batches: list[Any]) -> dict[str, Any]:
+def _step(answer: Callable[..., Any], arrays: Arrays, batches: list[Any], adam: bool) -> dict[str, Any]:
     model = _network(arrays)
-    ddp, optimizer = _wrapped(model), _sgd(model)
+    ddp, optimizer = _wrapped(model), (_adam if adam else _sgd)(model)
     losses = [plain(answer(ddp, optimizer, *_tensors(batch))) for batch in batches]
     return {"losses": losses, "state": _told(model)}
 
@@ -446,33 +469,36 @@ _STEPS = 3
 def _steps(rng: random.Random, thorough: bool) -> Iterator[Trial]:
     for world in (1, 2, 3, 4) if thorough else (2, 3):
         cases = []
-        for _ in range(2 if thorough else 1):
+        for adam in (False, True) if thorough else (world == 3,):
             draw = generator(rng)
-            arrays = _drawn(draw)
-            cases.append(_step_case(world, arrays, [[_batch(draw, 4) for _ in range(_STEPS)] for _ in range(world)]))
+            batches = [[_batch(draw, 4) for _ in range(_STEPS)] for _ in range(world)]
+            cases.append(_step_case(world, _drawn(draw), batches, adam))
         yield Trial(world, _step, cases, group=True, collectives=True)
 
 
-def _step_case(world: int, arrays: Arrays, batches: list[Any]) -> Case:
-    given = f"{counted(world, 'rank')}, {counted(_STEPS, 'step')} of SGD with momentum"
-    inputs = [(arrays, mine) for mine in batches]
-    return Case(given, inputs, lambda results: _judge_steps(given, arrays, batches, results))
+def _step_case(world: int, arrays: Arrays, batches: list[Any], adam: bool) -> Case:
+    given = f"{counted(world, 'rank')}, {counted(_STEPS, 'step')} of {'Adam' if adam else 'SGD with momentum'}"
+    inputs = [(arrays, mine, adam) for mine in batches]
+    return Case(given, inputs, lambda results: _judge_steps(given, arrays, batches, adam, results))
 
 
-def _judge_steps(given: str, arrays: Arrays, batches: list[Any], results: list[Any]) -> Finding | None:
+def _judge_steps(given: str, arrays: Arrays, batches: list[Any], adam: bool, results: list[Any]) -> Finding | None:
     world, name = len(batches), "0.weight"
-    steps = _steps_of(batches, _STEPS)
-    right = _replayed(arrays, steps, [world] * _STEPS)
+    steps, made = _steps_of(batches, _STEPS), _adam if adam else _sgd
+    right = _replayed(arrays, steps, [world] * _STEPS, made)
     for rank, told in enumerate(results):
         if not _same(told["state"], right):
-            why = "In this order: clear the gradients, forward through the wrapper, backward, step."
-            alone = _replayed(arrays, _steps_of([batches[rank]], _STEPS), [1] * _STEPS)
+            why = (
+                "In this order: clear the gradients, forward through the wrapper, backward, step. (It is the gradients "
+                "that are averaged: a mean of parameters after the step is something else for most optimizers.)"
+            )
+            alone = _replayed(arrays, _steps_of([batches[rank]], _STEPS), [1] * _STEPS, made)
             if world > 1 and _same(told["state"], alone):
                 why = (
                     "That is what this rank gives alone: nothing was synchronised. DDP prepares the synchronisation in "
                     "its own forward; a call of ddp.module goes around it."
                 )
-            elif _same(told["state"], _replayed(arrays, steps, [1] * _STEPS)):
+            elif _same(told["state"], _replayed(arrays, steps, [1] * _STEPS, made)):
                 why = "Those are steps with the sum of the gradients; the mean is wanted."
             elif _same(told["state"], arrays):
                 why = "Nothing has moved: is optimizer.step() called, with gradients that are there?"
@@ -482,7 +508,7 @@ def _judge_steps(given: str, arrays: Arrays, batches: list[Any], results: list[A
         first = float(_mse(_network(arrays), batches[rank][0]).detach())
         number = _number(told["losses"][0])
         if number is None or abs(number - first) > 1e-9 * max(1.0, abs(first)):
-            why = "The loss of this rank's batch, before the step, as a Python float: loss.item()."
+            why = "The loss of this rank's own batch, not averaged, before the step, as a Python float: loss.item()."
             return Finding(given, f"{first:.6f} from the first step", shown(told["losses"][0]), rank, why)
     return None
 
@@ -598,8 +624,8 @@ def _judge_scaled(
             if any(not np.isfinite(values).all() for values in told["states"][step].values()):
                 why = (
                     "This rank has stepped with an infinite mean. unscale_ notes whether a gradient is infinite, and "
-                    "step goes by that note. Before synchronize() a rank sees its own gradients alone: unscale "
-                    "after it."
+                    "scaler.step goes by that note (optimizer.step() does not). Before synchronize() a rank sees its "
+                    "own gradients alone: unscale after it."
                 )
                 return Finding(given, f"step {step + 1} skipped on all ranks", "parameters that are NaN", rank, why)
         for rank, told in enumerate(results):
@@ -614,7 +640,7 @@ def _judge_scaled(
                 return Finding(given, f"a scale of {scale:g} after step {step + 1}", received, rank, why)
         for rank, told in enumerate(results):
             got = told["states"][step]
-            if _same(got, state):
+            if all(nearly(got[key], state[key], {"float64": 1e-6}) for key in state):  # clipping adds 1e-6 to a norm
                 continue
             why = "In this order: clear, scale and backward, synchronize, unscale, clip, step, update."
             if overflow:
@@ -627,8 +653,9 @@ def _judge_scaled(
                 why = "That is a step with gradients that are not clipped."
             elif not all(_same(got, one["states"][step]) for one in results):
                 why = "The ranks have moved differently: clip and step come after synchronize()."
-            text = f"{name} as one process has it after step {step + 1}: {_numbers(state[name])}"
-            return Finding(given, text, _numbers(got[name]), rank, why)
+            before = (states[step - 1] if step else arrays)[name]
+            text = f"{name} as in one process: in step {step + 1} it moves by {_numbers(state[name] - before)}"
+            return Finding(given, text, f"by {_numbers(got[name] - before)}", rank, why)
     return None
 
 
@@ -665,8 +692,8 @@ EXERCISES = (
         hints=(
             "Each rank takes a shard of its own, images[rank::world], and counts. Which two numbers have to be added "
             "up over the ranks?",
-            "The forward of a wrapped model with buffers is collective, and ranks may have different numbers of "
-            "batches: use ddp.module.",
+            "A forward through a wrapped model with buffers can be collective, and a rank may have no sample at all: "
+            "use ddp.module.",
             "Put the number of right ones and the number of all into one tensor, dist.all_reduce it, and divide. "
             "Remember model.training, call model.eval(), and in the end model.train(what_it_was).",
         ),

@@ -160,7 +160,9 @@ print(
 )
 
 # %% [markdown]
-# One broadcast of all parameters, then one all-reduce as long as all gradients: this model fits into a single bucket.
+# In the constructor, two short messages with which ranks make sure that their parameters have the same shapes, then one
+# broadcast of all parameters. In the step, one all-reduce as long as all gradients. (A first step has one bucket,
+# however large the model; the end of the lesson shows what comes after it.)
 #
 # ## A ruler first: evaluation
 #
@@ -185,7 +187,8 @@ for drop_last in (False, True):
 # - **Training mode.** Batch norm would use the batch's own statistics, and dropout would drop.
 # - **Rank 0 alone.** "Rank 0 evaluates, the others go on" is fine as long as rank 0 calls nothing collective. But it is
 #   easy to call something collective: a wrapped model with buffers (batch norm has some) sends rank 0's buffers to all
-#   at the start of *every* forward, also in evaluation.
+#   at the start of a forward. Under `torch.no_grad()` it does so in the first forward after a training step, and then
+#   no more, so all seems well until one rank makes that first forward and another does not.
 
 
 # %%
@@ -204,9 +207,9 @@ except WorkerTimeout as error:
         print(f"rank {state.rank} is stuck in: {state.code}")
 
 # %% [markdown]
-# Rank 0 waits in a broadcast that nobody else has entered, the others in a barrier that rank 0 never reaches. For
-# evaluation, the plain model inside, `ddp.module`, is what you want: its forward sends nothing, and ranks may then call
-# it as often as they like.
+# Rank 0 waits in a broadcast that nobody else has entered, the others in a barrier that rank 0 never reaches. The same
+# happens where a rank's shard is empty. For evaluation, the plain model inside, `ddp.module`, is what you want: its
+# forward sends nothing, and ranks may call it as often as they like, or not at all.
 #
 # ### Exercise: evaluate (12 minutes, 4 points)
 #
@@ -242,8 +245,9 @@ evaluate = check("evaluate", evaluate)
 # %% [markdown]
 # ## The whole example
 #
-# The book's example, digits on two devices, from the sampler to the accuracy. What is new against a loop for one
-# process stands in six places: device, wrapper, sampler, `set_epoch`, the loss that is told, the evaluation.
+# The classic first example, handwritten digits on two devices, from the sampler to the accuracy. What is new against a
+# loop for one process stands in six places: device, wrapper, sampler, `set_epoch`, the loss that is kept (each rank has
+# its own), the evaluation.
 
 
 # %%
@@ -348,14 +352,17 @@ with answer_needed():
     print(f"{few} and {many} batches; equal parameters in the end: {torch.equal(ours, theirs)}")
 
 # %% [markdown]
-# `join` costs an additional small all-reduce in each step, to ask who is still there. Where you can, make counts equal;
-# where you cannot, join.
+# `join` costs an additional small all-reduce in each step, to ask who is still there. And a rank that is through makes
+# no steps of its own: its parameters are sent to it in the end, its optimizer's state (momentum, Adam's means) stays
+# behind. Where you can, make counts equal; where you cannot, join.
 #
 # ## Whose batch statistics?
 #
 # Batch norm is the one common layer whose output for a sample depends on the *other* samples of the batch. DDP averages
 # gradients; it does nothing about statistics. Each rank normalises with the mean and the variance of its own shard.
-# With 2 ranks and 4 samples each that is not the network that one process with 8 samples would train.
+# That is not the network that one process with the whole batch would train. How far off it is depends on how few
+# samples a shard has, and on whether shards differ from each other: below, two ranks, once with samples from one
+# distribution, and once with rank 1's shifted by one standard deviation.
 
 
 # %%
@@ -363,22 +370,27 @@ def as_batch_norm(values):
     return F.batch_norm(values, None, None, training=True)
 
 
-def columns(rank):
-    return torch.randn(3 + 2 * rank, 2, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) + rank
+def columns(rank, samples=(3, 5), shift=1.0):
+    numbers = torch.randn(samples[rank], 2, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return numbers + shift * rank
 
 
-def output_on_each_rank(normalise):
-    return normalise(columns(dist.get_rank()))
+def output_on_each_rank(normalise, *kind):
+    return normalise(columns(dist.get_rank(), *kind))
 
 
+for samples in ((3, 5), (32, 32)):
+    for shift in (0.0, 1.0):
+        whole = as_batch_norm(torch.cat([columns(rank, samples, shift) for rank in range(2)]))
+        each = torch.cat(launch(output_on_each_rank, as_batch_norm, samples, shift).results)
+        batch_norm_error = ((each - whole).norm() / whole.norm()).item()
+        print(f"{samples[0]:2} and {samples[1]:2} samples, shifted by {shift:g}: off by {batch_norm_error:.0%}")
 whole = as_batch_norm(torch.cat([columns(0), columns(1)]))
-each = torch.cat(launch(output_on_each_rank, as_batch_norm).results)
-batch_norm_error = ((each - whole).norm() / whole.norm()).item()
-print(f"statistics per rank: off by {batch_norm_error:.0%} of one process on the whole batch")
 
 # %% [markdown]
-# (The running statistics, which evaluation uses, differ too. DDP sends rank 0's to all at the start of a forward, so in
-# the end everybody has rank 0's, and the other ranks' are lost.)
+# More samples help against chance, not against shards that differ. (The running statistics, which evaluation uses,
+# differ too. DDP sends rank 0's to all at the start of a training forward, so in the end everybody has rank 0's, and
+# the other ranks' are lost.)
 #
 # `torch.nn.SyncBatchNorm` computes the statistics over all ranks. It needs GPUs, and so we build it. One part is not
 # obvious: the statistics depend on all inputs of all ranks, so **gradients flow through the communication**. The loss
@@ -671,9 +683,10 @@ found_apart = (ours - theirs).norm().item()
 print(f"the loss falls from {losses[0]:.2f} to {losses[-1]:.2f}; the replicas are {found_apart:.2f} apart")
 
 # %% [markdown]
-# Two models, each trained on half of the data, and no error: a falling loss and an accuracy that is a bit worse than it
-# could be are all that one sees. (Its relatives: `copy.deepcopy(ddp.module)` to train on, and changing a model after it
-# has been wrapped, by `.to(...)`, `.half()` or a new layer. DDP knows what it was given, and no more.)
+# Two models, each trained on half of the data, and no error: one sees a falling loss. The hooks on the parameters are
+# there and are called, but DDP arms them in its *own* forward, which notes whether this backward is to synchronise; a
+# forward of `ddp.module` never gets there. (Its relatives: `copy.deepcopy(ddp.module)` to train on, and changing a
+# model after it has been wrapped, by `.to(...)`, `.half()` or a new layer. DDP knows what it was given, and no more.)
 #
 # ### Exercise: mend the step (4 minutes, 3 points)
 #
@@ -852,13 +865,15 @@ for name, value in sorted(launch(diary).results[0].items()):
     print(f"{name:28} {value}")
 
 # %% [markdown]
-# The buckets of the constructor were guessed from the order of the parameters. After the first step DDP knows the order
-# in which the gradients really come, and makes them anew.
+# The constructor puts everything into one bucket, whatever the cap. After the first step DDP knows the order in which
+# the gradients really come, and makes the buckets anew. A rebuilt bucket can be larger than the cap, as lesson 04 has
+# it: the parameter with which it reaches the cap closes it, and one weight alone may be above it.
 #
 # ## Explain (10 minutes, 3 points, read by a person)
 #
 # A colleague's training on 8 GPUs reports a validation accuracy of 91.8%. The same checkpoint, evaluated by one
-# process, gives 89.9%. The code: DDP; a model with batch norm; validation with a `DistributedSampler` and
+# process, gives 89.9%. There are 8,000 validation samples, and the batch size is 64 on each GPU. The code: DDP; a model
+# with batch norm; validation with a `DistributedSampler` and
 # `drop_last=True` in the DataLoader; each rank computes the accuracy of its batches, and rank 0 prints *its* value.
 # Name at least three possible causes, how large each can be and in which direction, and how you would find out which it
 # is. About eight sentences.
@@ -884,7 +899,7 @@ for name, value in sorted(launch(diary).results[0].items()):
 
 # %%
 print(f"mean of the accuracies of unequal shards: {mean_of_means:.1%}, the accuracy: {(right.sum() / taken.sum()):.1%}")
-print(f"batch norm with statistics per rank: off by {batch_norm_error:.0%}")
+print(f"batch norm with statistics per rank: off by {batch_norm_error:.0%} with 32 samples a rank, where shards differ")
 print(f"around the wrapper: replicas {found_apart:.2f} apart after 5 steps, no error")
 for name in HOOKS:
     print(f"{name:17} {sum(sent[name]) / 1e3:6.1f} kB a step")

@@ -391,6 +391,21 @@ def norm_by_the_mean_of_means(x, eps):
     return (x - mean) / (variance + eps).sqrt()
 
 
+@sync_batch_norm.rejected("more than one of a long shard")
+def norm_around_an_unweighted_mean(x, eps):
+    mean = SumOverRanks.apply(x.mean(dim=0)) / dist.get_world_size()
+    squares = (x - mean).pow(2)
+    variance = SumOverRanks.apply(squares.mean(dim=0)) / dist.get_world_size()
+    return (x - mean) / (variance + eps).sqrt()
+
+
+@sync_batch_norm.rejected("of variance + eps, together")
+def norm_with_eps_outside_the_root(x, eps):
+    count = summed(torch.tensor(len(x)))
+    centred = x - SumOverRanks.apply(x.sum(dim=0)) / count
+    return centred / ((SumOverRanks.apply(centred.pow(2).sum(dim=0)) / count).sqrt() + eps)
+
+
 @sync_batch_norm.rejected("misses the distance between their means")
 def norm_by_the_mean_of_variances(x, eps):
     count = summed(torch.tensor(len(x)))
@@ -500,6 +515,22 @@ def step_that_never_clears(ddp, optimizer, inputs, targets):
     loss.backward()
     optimizer.step()
     return loss.item()
+
+
+@train_step.rejected("a mean of parameters after the step")
+def step_alone_and_average_parameters(ddp, optimizer, inputs, targets):
+    loss = step_around_the_wrapper(ddp, optimizer, inputs, targets)
+    for p in ddp.module.parameters():
+        dist.all_reduce(p.data)
+        p.data /= dist.get_world_size()
+    return loss
+
+
+@train_step.rejected("not averaged")
+def step_that_tells_the_mean_loss(ddp, optimizer, inputs, targets):
+    loss = torch.tensor(step_through_the_wrapper(ddp, optimizer, inputs, targets), dtype=torch.float64)
+    dist.all_reduce(loss)
+    return (loss / dist.get_world_size()).item()
 
 
 @train_step.rejected("the sum of the gradients")
