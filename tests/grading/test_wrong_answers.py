@@ -66,7 +66,7 @@ def cases(kind: str, at_once: int) -> list[Any]:
     return found
 
 
-WRONG = cases("wrong", at_once=3)
+WRONG = cases("wrong", at_once=2)
 RIGHT = cases("right", at_once=1)
 
 
