@@ -28,7 +28,7 @@ _INPUTS, _CLASSES = 4, 3
 
 
 def _network(arrays: Arrays, normed: bool = False) -> Any:
-    """Linear, tanh, with `normed` a batch norm (whose buffers DDP sends in each forward), linear; in float64."""
+    """Linear, tanh, with `normed` a batch norm (whose buffers DDP sends before a forward), linear; in float64."""
     import torch
 
     def make() -> Any:
@@ -672,7 +672,7 @@ def _own_evaluate(ddp: Any, images: Any, labels: Any, batch_size: int) -> float:
     model.eval()
     right = 0
     with torch.no_grad():
-        for part in torch.arange(rank, len(labels), world, device=labels.device).split(batch_size):
+        for part in torch.arange(len(labels), device=labels.device)[rank::world].split(batch_size):
             if len(part):
                 right += int((model(images[part]).argmax(dim=1) == labels[part]).sum())
     model.train(mode)

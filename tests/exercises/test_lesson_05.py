@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import hardware
+from course_utils import hardware, launch
 from course_utils.exercises import judging, registry
 from course_utils.exercises.own import OwnVersion
 from tests.exercises.judged import each_right, each_wrong, families_of, rejection, text_of, verdict_on
@@ -106,6 +106,18 @@ def test_what_the_lesson_goes_on_with_has_the_right_values_and_is_no_answer(exer
     assert verdict.finding is not None, text_of(verdict)
     assert verdict.finding.received == f"a call of the course's {exercise}"  # its values were right
     assert verdict_on(exercise, own).state == "not attempted"
+
+
+def test_what_the_lesson_evaluates_with_takes_fewer_samples_than_ranks():
+    def one_sample():
+        import torch
+
+        from course_utils.exercises import lesson_05
+
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))
+        return lesson_05._own_evaluate(ddp, torch.zeros(1, 4), torch.zeros(1, dtype=torch.long), 2)
+
+    assert len(set(launch(one_sample, nprocs=3).results)) == 1
 
 
 def test_an_untouched_cell_is_not_attempted():
