@@ -96,9 +96,10 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """The seconds of `turns` times STEPS steps of each contender, which take turns in ranks of their own.
 
-    A training process holds one model. Where three share one, each finds memory that another has just given back, and
-    the flat buffer, which is returned to the system after every step, comes out cheaper than it is for anyone who
-    trains with it. Raises ValueError where the contenders' gradients differ.
+    A training process holds one model. Where three shared one process, the flat buffer was measured cheaper than in
+    a process of its own, probably because it found memory that another contender had just given back.
+
+    Raises ValueError where the contenders' gradients differ.
     """
     import numpy as np
 
