@@ -3,7 +3,8 @@
 The wrapper is the lesson's own, read from the solutions in its source. The same model, bucket size and batch on 2
 ranks, over the loopback and over an emulated link of 1 ms and 1 GB/s. One flat all-reduce after backward is timed in
 the same turns: what overlap gains is the distance to it. A turn is a few steps in ranks of the contender's own. A ratio
-is that of two medians; its 95% interval comes from resampling steps of the same place in their turns (bootstrap).
+is that of two medians; its 95% interval comes from resampling whole turns (bootstrap), since the steps of a turn share
+their noise, and so do the contenders of one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN, FLAT, TORCH = "own DDP", "one flat all-reduce", "torch's DDP"
 LOOPBACK, EMULATED = "loopback", "emulated link, 1 ms and 1 GB/s"
 WIDTH, LAYERS, BATCH = 1024, 10, 16
-WARM_UP, STEPS = 3, 8  # steps of a turn: not counted, counted
+WARM_UP, STEPS = 3, 4  # steps of a turn: not counted, counted
 FRONT, POSITIONS = 6, 32  # layers of the front, and how often each is applied to a sample
 CAP = 12 * 2**20  # three layers a bucket
 AT_MOST = 1.15  # own / torch, the upper end of the interval
@@ -66,8 +67,8 @@ def make_model(width: int, layers: int) -> Any:
     return Network()
 
 
-def steps(make: Any, width: int, layers: int, batch: int, count: int) -> tuple[list[float], list[Any]]:
-    """A rank's part: the seconds of each step on the slowest rank, and the first thousand of each gradient."""
+def steps(make: Any, width: int, layers: int, batch: int, last: bool) -> tuple[list[float], list[Any]]:
+    """A rank's part in a turn: the seconds of each step on the slowest rank; in the last turn its gradients, too."""
     import time
 
     import torch
@@ -77,7 +78,7 @@ def steps(make: Any, width: int, layers: int, batch: int, count: int) -> tuple[l
     torch.manual_seed(1 + dist.get_rank())
     inputs, labels = torch.randn(batch, POSITIONS, width // 4), torch.randint(10, (batch,))
     seconds: list[float] = []
-    for step in range(WARM_UP + count):
+    for step in range(WARM_UP + STEPS):
         model.zero_grad()
         dist.barrier()
         start = time.perf_counter()
@@ -88,7 +89,7 @@ def steps(make: Any, width: int, layers: int, batch: int, count: int) -> tuple[l
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         if step >= WARM_UP:  # torch makes its buckets anew after the first
             seconds.append(took.item())
-    return seconds, [one.grad.flatten()[:1000].numpy() for one in model.parameters()]
+    return seconds, [one.grad.numpy() for one in model.parameters()] if last else []
 
 
 def in_turns(
@@ -111,6 +112,7 @@ def in_turns(
         return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
 
     one_bucket = 1 << 40
+    sizes = width, layers, batch
     makers = {OWN: lambda model: own(model, cap), FLAT: lambda model: own(model, one_bucket), TORCH: torchs}
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     gradients = {}
@@ -118,9 +120,9 @@ def in_turns(
         names = list(makers)
         for name in names[turn % 3 :] + names[: turn % 3]:
             with contextlib.redirect_stdout(io.StringIO()):  # an emulated link announces itself at every launch
-                run = launch(steps, makers[name], width, layers, batch, STEPS, nprocs=nprocs, backend="gloo", link=link)
-            took, gradients[name] = run.results[0]
-            seconds[name] += took
+                run = launch(steps, makers[name], *sizes, turn == turns - 1, nprocs=nprocs, backend="gloo", link=link)
+            seconds[name] += run.results[0][0]
+            gradients[name] = [one for _, of_rank in run.results for one in of_rank]
     for mine in gradients.values():
         same = [np.allclose(one, right, atol=1e-6) for one, right in zip(mine, gradients[TORCH], strict=True)]
         if not all(same):
@@ -134,16 +136,17 @@ def in_turns(
 def ratio_with_interval(
     seconds: Seconds, upper: str, lower: str, draws: int = 2000, seed: int = 4
 ) -> tuple[float, float, float]:
-    """The ratio of two medians and the ends of its 95% interval, by resampling steps with all their contenders."""
+    """The ratio of two medians and the ends of its 95% interval, by resampling turns with all their contenders."""
     pairs = list(zip(seconds[upper], seconds[lower], strict=True))
+    turns = [pairs[start : start + STEPS] for start in range(0, len(pairs), STEPS)]
 
-    def ratio(some: Sequence[tuple[float, float]]) -> float:
-        above, below = zip(*some, strict=True)
+    def ratio(some: Sequence[Sequence[tuple[float, float]]]) -> float:
+        above, below = zip(*(pair for turn in some for pair in turn), strict=True)
         return statistics.median(above) / statistics.median(below)
 
     rng = random.Random(seed)
-    drawn = sorted(ratio(rng.choices(pairs, k=len(pairs))) for _ in range(draws))
-    return ratio(pairs), drawn[int(0.025 * draws)], drawn[int(0.975 * draws) - 1]
+    drawn = sorted(ratio(rng.choices(turns, k=len(turns))) for _ in range(draws))
+    return ratio(turns), drawn[int(0.025 * draws)], drawn[int(0.975 * draws) - 1]
 
 
 def gain(seconds: Seconds) -> float:
@@ -167,7 +170,7 @@ def missed(measured: Mapping[str, Seconds]) -> list[str]:
 def table(link: str, seconds: Seconds) -> str:
     """Medians in milliseconds, the ratio with its interval, and what overlap gains."""
     ratio, low, high = ratio_with_interval(seconds, OWN, TORCH)
-    lines = [f"{link}: 2 ranks, buckets of {CAP / 2**20:g} MiB, {len(seconds[OWN])} steps each"]
+    lines = [f"{link}: 2 ranks, {len(seconds[OWN])} steps each"]
     lines += [f"  {name:20} {1e3 * statistics.median(times):7.1f} ms" for name, times in seconds.items()]
     lines.append(f"  own / torch's {ratio:.3f}, 95% interval {low:.3f} to {high:.3f}, at most {AT_MOST}")
     due = f", at least {AT_LEAST:.0%}" if link == EMULATED else ""
@@ -180,12 +183,13 @@ def main() -> int:
     from course_utils import Link
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=6, help=f"turns of {STEPS} steps of each contender (default: 6)")
+    parser.add_argument("--turns", type=int, default=12, help=f"of {STEPS} steps of each contender (default: 12)")
     parser.add_argument("--batch", type=int, default=BATCH, help=f"samples a rank (default: {BATCH})")
     parser.add_argument("--cap", type=int, default=CAP, help=f"bytes of a bucket (default: {CAP})")
     options = parser.parse_args()
     size = sum(one.numel() for one in make_model(WIDTH, LAYERS).parameters())
-    print(f"a step of a model of {size:,} parameters, {options.batch} samples a rank", flush=True)
+    buckets = f"buckets of {options.cap / 2**20:g} MiB"
+    print(f"a step of a model of {size:,} parameters, {options.batch} samples a rank, {buckets}", flush=True)
     measured: dict[str, Seconds] = {}
     for name, link in ((LOOPBACK, None), (EMULATED, Link(latency=1e-3, bandwidth=1e9))):
         measured[name] = in_turns(lesson_ddp(), WIDTH, LAYERS, options.batch, options.cap, options.turns, link)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.benchmarks.bench_ddp import (
     EMULATED,
@@ -25,11 +27,15 @@ from tests.benchmarks.bench_ddp import (
 
 def turns(own: float, flat: float, spread: float = 0.0) -> dict[str, list[float]]:
     rng = random.Random(1)
-    noise = [rng.uniform(-spread, spread) for _ in range(40)]
+
+    def noise() -> list[float]:  # that of a turn is shared by its steps
+        return [one for _ in range(10) for one in [rng.uniform(-spread, spread)] * STEPS]
+
+    shared = noise()
     return {
-        OWN: [own + one for one in noise],
-        FLAT: [flat + one for one in noise],
-        TORCH: [1.0 + rng.uniform(-spread, spread) for _ in noise],
+        OWN: [own + one for one in shared],
+        FLAT: [flat + one for one in shared],
+        TORCH: [1.0 + one for one in noise()],
     }
 
 
@@ -57,6 +63,17 @@ def test_without_noise_the_interval_is_a_point_and_repeats() -> None:
     assert ratio_with_interval(noisy, OWN, TORCH) == ratio_with_interval(noisy, OWN, TORCH)
 
 
+def test_steps_that_share_their_turn_s_noise_are_not_taken_for_independent() -> None:
+    """The same times: an interval is wider where whole turns were slow than where single steps were."""
+    slow = [2.0] * STEPS * 3 + [1.0] * STEPS * 7
+    single = [slow[place * 7 % len(slow)] for place in range(len(slow))]
+    widths = []
+    for own in (slow, single):
+        _, low, high = ratio_with_interval({OWN: own, TORCH: [1.0] * len(own)}, OWN, TORCH)
+        widths.append(high - low)
+    assert widths[0] > widths[1]
+
+
 def test_the_gain_is_a_share_of_the_flat_step() -> None:
     assert gain(turns(0.75, 1.0)) == pytest.approx(0.25)
     assert "overlap gains 25% over one flat all-reduce, at least 20%" in table(EMULATED, turns(0.75, 1.0))
@@ -76,6 +93,11 @@ def test_other_gradients_are_no_time() -> None:
         in_turns(Idle, 16, 3, 4, 1_000, 1)
 
 
+def test_gradients_that_are_wrong_on_another_rank_only_are_no_time() -> None:
+    with pytest.raises(ValueError, match="not those of torch's DDP"):
+        in_turns(WrongAtTheEnd, 16, 3, 4, 1_000, 1)
+
+
 class Idle:
     """Sends nothing."""
 
@@ -87,3 +109,14 @@ class Idle:
 
     def synchronize(self):
         pass
+
+
+class WrongAtTheEnd(torch.nn.parallel.DistributedDataParallel):
+    """Right on rank 0, and elsewhere in all but the last element of the last gradient."""
+
+    def __init__(self, model, bucket_bytes):
+        super().__init__(model)
+
+    def synchronize(self):
+        if dist.get_rank() > 0:
+            list(self.parameters())[-1].grad[-1] += 1
