@@ -121,8 +121,8 @@ class Kernel:
         return self._process.pid
 
     def begin(self, source: str) -> Cell:
-        """Send a cell and return at once."""
-        return Cell(self._client.execute(source, allow_stdin=False))
+        """Send a cell and return at once; cells after one that fails are run all the same."""
+        return Cell(self._client.execute(source, allow_stdin=False, stop_on_error=False))
 
     def wait_for(self, cell: Cell, reached: Callable[[Cell], bool], timeout: float = CELL_SECONDS) -> Cell:
         """Take messages until `reached(cell)`; fails when the cell ends or `timeout` passes before that."""
