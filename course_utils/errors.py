@@ -3,6 +3,7 @@
 CourseError
 ├── LaunchError                 something went wrong around the ranks of a launch
 │   ├── BadRequest              the call itself cannot be carried out; nothing was started   (also a ValueError)
+│   │   └── FrameworkMissing    this Python does not have the framework that was asked for
 │   ├── NotSendable             fn refers to something that cannot travel; nothing was started     (also a TypeError)
 │   ├── WorkerFailed            a rank raised, died, or returned what cannot be sent back
 │   └── WorkerTimeout           no rank made progress for `timeout` seconds                  (also a TimeoutError)
@@ -29,6 +30,10 @@ class LaunchError(CourseError):
 
 class BadRequest(LaunchError, ValueError):
     """The call cannot be carried out as it stands; the message says what to change. Nothing was started."""
+
+
+class FrameworkMissing(BadRequest):
+    """This Python does not have the framework; the message says how to get it. Nothing was started."""
 
 
 class NotSendable(LaunchError, TypeError):

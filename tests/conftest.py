@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -65,3 +66,20 @@ def count() -> Callable[[int, int], int]:
 def root() -> Path:
     """The repository's root."""
     return ROOT
+
+
+def _need(package: str, how: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        go_without(f"needs {package}, which is not installed ({how})")
+
+
+@pytest.fixture(scope="session")
+def tensorflow_is_there() -> None:
+    """Skip, or under REQUIRE_ALL=1 fail, where TensorFlow is absent."""
+    _need("tensorflow", "make test installs it")
+
+
+@pytest.fixture(scope="session")
+def horovod_is_there() -> None:
+    """Skip, or under REQUIRE_ALL=1 fail, where Horovod has not been built."""
+    _need("horovod", "python -m course_utils.horovod_build builds it")

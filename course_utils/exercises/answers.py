@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import FrameworkMissing
 from . import judging, record
 from .judging import Verdict
 from .own import OwnVersion
@@ -36,6 +37,8 @@ def check(name: str, answer: Any) -> Any:
         return answer
     try:
         verdict = judging.judge(exercise, answer)
+    except FrameworkMissing as error:
+        verdict = Verdict(exercise, "not attempted", f"It cannot be judged here: {error}")
     except Exception as error:
         reason = f"The check itself failed ({type(error).__name__}: {error}); your answer was not judged."
         verdict = Verdict(exercise, "stopped", reason)

@@ -111,16 +111,30 @@ def within(seconds: float) -> Iterator[None]:
 def plain(value: Any) -> Any:
     """Return what an answer returned as plain data: ("tensor", dtype, array), ("value", it) or ("other", type, repr).
 
-    Numbers, texts, None, and lists, tuples and dicts of those are values.
+    Numbers, texts, None, and lists, tuples and dicts of those are values; a tensor is torch's or TensorFlow's.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         kept = value.detach().cpu()
         array = kept.to(torch.float32).numpy() if kept.dtype == torch.bfloat16 else kept.numpy()
         return ("tensor", str(kept.dtype).removeprefix("torch."), array.copy())
+    array = _array_of_tensorflow(value)
+    if array is not None and array.dtype.kind in "biufc":  # no strings, no bfloat16
+        return ("tensor", str(array.dtype), array)
     if _is_plain(value):
         return ("value", value)
     return ("other", type(value).__name__, repr(value)[:200])
+
+
+def _array_of_tensorflow(value: Any) -> Any:
+    """The numbers of a tensor or a variable of TensorFlow that has some, as an array; else None."""
+    tensorflow: Any = sys.modules.get("tensorflow")
+    kinds = (tensorflow.Tensor, tensorflow.Variable) if hasattr(tensorflow, "Variable") else ()
+    if not isinstance(value, kinds) or not hasattr(value, "numpy"):
+        return None
+    import numpy as np
+
+    return np.array(value.numpy())
 
 
 def _is_plain(value: Any) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import AnswerNeeded, BadRequest, NotSendable, RankState, WorkerFailed, WorkerTimeout
+from ..errors import AnswerNeeded, BadRequest, FrameworkMissing, NotSendable, RankState, WorkerFailed, WorkerTimeout
 from ..launcher import launch
 from ..launcher.failures import state_of
 from . import inside
@@ -27,6 +27,7 @@ from .traffic import by_case, own_calls, with_own_calls
 
 PATIENCE = 6.0  # seconds without any progress before an answer counts as stuck
 SECOND_PATIENCE = 3.0  # times as long, where a rank was still at work: on a busy machine it may only have been slow
+_LOG_LINE = r"\[[IWE]\d+ |[IWE]\d{4} |(WARNING|ERROR):(absl|tensorflow):"  # torch's, abseil's, TensorFlow's
 _LONGER = "preamble.length"  # gloo's words when it ends a process for a message that is too long
 LIMIT = 30.0  # seconds that one trial may take in all: an answer that prints for ever does make progress
 
@@ -62,10 +63,11 @@ class Case:
 class Trial:
     """Cases that one launch tries in turn, all in the same world size.
 
-    `scenario(answer, *inputs)` runs in each rank. With `group`, ranks have a process group. With `store`, each case has
-    a fresh TCPStore of the judge's, and its port comes first in inputs. With `collectives`, the answer may call torch's
-    all_reduce and the like (a lesson after 02): a grader then gives it gloo, traced, where it otherwise carries the
-    messages itself and collectives do not exist.
+    `scenario(answer, *inputs)` runs in each rank, which belongs to `framework` as with `launch`. With `group`, ranks
+    have met (a process group, `hvd.init()`). With `store`, each case has a fresh TCPStore of the judge's, and its port
+    comes first in inputs. With `collectives`, the answer may call torch's all_reduce and the like (a lesson after 02):
+    a grader then gives it gloo, traced, where it otherwise carries the messages itself and collectives do not exist.
+    What ranks of other frameworks send is never seen, so a Case of theirs has no `traffic`.
     """
 
     nprocs: int
@@ -74,6 +76,7 @@ class Trial:
     group: bool = False
     store: bool = False
     collectives: bool = False
+    framework: str = "torch"
 
     @property
     def traced(self) -> bool:
@@ -117,7 +120,8 @@ def judge(
 
     `runner` runs a trial in another way than `launch` does; what the answer is, is then between the two of them.
     `may_use` names the exercises whose own version of the course's it has been given; None for any.
-    Raises KeyboardInterrupt as itself; everything that an answer can do wrong ends in a Verdict.
+    Raises KeyboardInterrupt as itself, and FrameworkMissing where the exercise's framework is not installed; everything
+    that an answer can do wrong ends in a Verdict.
     """
     refused = _look_at(exercise, answer) if runner is None else None
     if refused:
@@ -175,6 +179,8 @@ def _try(exercise: Exercise, answer: Any, trial: Trial, runner: Runner, may_use:
         run = runner(answer, trial, batch)
     except AnswerNeeded as error:
         return Verdict(exercise, "not attempted", f"It uses {error.exercise!r}, which has no right answer yet.")
+    except FrameworkMissing:
+        raise
     except (NotSendable, BadRequest) as error:
         return Verdict(exercise, "stopped", f"It could not be sent to the ranks: {error}")
     except WorkerTimeout as error:
@@ -271,7 +277,8 @@ class _Launcher:
                 batch,
                 LIMIT,
                 nprocs=trial.nprocs,
-                backend="gloo",
+                framework=trial.framework,
+                backend="gloo" if trial.framework == "torch" else None,
                 timeout=self.patience,
                 init=trial.group,
                 trace=trial.traced,
@@ -383,10 +390,10 @@ def _reached(log: str) -> int:
 
 
 def _printed(logs: Sequence[str]) -> str:
-    """What the answer printed, by rank, without the judge's marks and torch's own log lines."""
+    """What the answer printed, by rank, without the judge's marks and the frameworks' own log lines."""
     lines = []
     for rank, log in enumerate(logs):
-        own = (line.partition(inside.MARK)[0] for line in log.splitlines() if not re.match(r"\[[IWE]\d+ ", line))
+        own = (line.partition(inside.MARK)[0] for line in log.splitlines() if not re.match(_LOG_LINE, line))
         lines += [f"[rank {rank}] {line}" for line in own if line.strip()]
     return "\n".join(lines)
 

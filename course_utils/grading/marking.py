@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import LaunchError, WorkerTimeout
+from ..errors import FrameworkMissing, LaunchError, WorkerTimeout
 from ..exercises import judging
 from ..exercises.judging import Trial, Verdict
 from ..exercises.registry import Exercise, exercises_of
@@ -66,8 +66,9 @@ def judged_apart(program: Program, trial: Trial, batch: list[list[tuple[Any, ...
             judging.LIMIT,
             nprocs=trial.nprocs,
             timeout=patience,
+            framework=trial.framework,
             init=trial.group,
-            relayed=not trial.collectives,
+            relayed=trial.framework == "torch" and not trial.collectives,
         )
 
     try:
@@ -103,6 +104,10 @@ def _mark(
     show_sources(program)
     try:
         verdict = judging.judge(exercise, program, seed, runner=judged_apart, may_use=program.replaced)
+    except FrameworkMissing as error:
+        return Mark(
+            exercise, "needs review", None, _joined(f"It cannot be judged on this machine: {error}.", found.note)
+        )
     except LaunchError as error:
         return Mark(exercise, "stopped", 0, _joined(f"It broke off its own run: {error}", found.note))
     except Exception as error:  # the judge's own trouble, perhaps caused by what an answer sent back

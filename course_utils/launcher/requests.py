@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import BadRequest
+from ..errors import BadRequest, FrameworkMissing
 from ..machine import Plan, gpus, plan
 from .frameworks import KNOWN, Framework, Task, tasks_of
 from .links import Link
@@ -98,7 +98,7 @@ def understand(
     if framework == "tensorflow" and "TF_CONFIG" in environment:
         raise BadRequest("env holds TF_CONFIG, which launch writes for each rank itself; change it inside the function")
     if not used.is_installed:
-        raise BadRequest(used.how_to_get)
+        raise FrameworkMissing(used.how_to_get)
     chosen = plan(len(tasks), backend)
     return Request(
         framework=used,
@@ -119,9 +119,13 @@ def understand(
 def judged(request: Request, relayed: bool) -> Request:
     """The same ranks for an answer that counts: results come back as plain data, and nothing is shown.
 
-    `relayed`: this process carries their messages. Otherwise they have all of gloo, traced.
+    `relayed`: this process carries their messages. Otherwise they have all of gloo, traced, or what another framework
+    brings, whose messages nobody sees. Raises BadRequest where those are to be relayed.
     """
-    return dataclasses.replace(request, judged=True, relayed=relayed, trace=not relayed, silent=True)
+    if relayed and request.framework.opaque:
+        raise BadRequest(f"relayed=True: {request.framework.opaque}")
+    traced = not relayed and not request.framework.opaque
+    return dataclasses.replace(request, judged=True, relayed=relayed, trace=traced, silent=True)
 
 
 def _check_nprocs(nprocs: Any, roles: Any) -> int:

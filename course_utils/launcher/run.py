@@ -146,6 +146,7 @@ def launch_judged(
     *args: Any,
     nprocs: int,
     timeout: float,
+    framework: str = "torch",
     init: bool = True,
     env: Mapping[str, str] | None = None,
     relayed: bool = True,
@@ -155,11 +156,20 @@ def launch_judged(
 
     With `relayed`, messages pass through this process, which counts them: `Run.trace` holds what really went from rank
     to rank. Ranks have send, recv, isend, irecv and barrier; other collectives refuse. Without it, for answers that may
-    use every collective, ranks have gloo, and `Run.trace` is what they noted themselves.
+    use every collective, ranks have gloo, and `Run.trace` is what they noted themselves. Ranks of another framework
+    than torch move their tensors themselves, unseen: there is no trace, and `relayed` has to be False.
 
     Raises what `launch` raises.
     """
-    options = understand(nprocs=nprocs, backend="gloo", timeout=timeout, init=init, env=env, call=(fn, args, {}))
+    options = understand(
+        nprocs=nprocs,
+        framework=framework,
+        backend="gloo" if framework == "torch" else None,
+        timeout=timeout,
+        init=init,
+        env=env,
+        call=(fn, args, {}),
+    )
     request = judged(options, relayed)
     return _carry_out(request, fn, args, {})
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils.errors import WorkerFailed, WorkerTimeout
+from course_utils.errors import BadRequest, WorkerFailed, WorkerTimeout
 from course_utils.launcher import launch, launch_judged, protocol, relay
 from course_utils.launcher.relay import Relay
 
@@ -594,3 +594,8 @@ def test_without_the_relay_ranks_have_every_collective_and_results_are_still_pla
     assert [event.op for event in run.trace[0].events].count("all_reduce") >= 2
     with pytest.raises(WorkerFailed, match="cannot be sent back"):
         launch_judged(object, nprocs=1, timeout=30, relayed=False)
+
+
+def test_messages_of_another_framework_cannot_pass_through_the_judge() -> None:
+    with pytest.raises(BadRequest, match="relayed=True"):
+        launch_judged(sum, [1], nprocs=1, timeout=5, framework="python")
