@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from ..showing import Progress
 from . import building, wheels
 from .recipe import HOROVOD, HorovodBuildFailed, Recipe
-from .showing import Progress
 from .wanted import is_installed, wanted
 
 __all__ = ["HorovodBuildFailed", "ensure_horovod"]

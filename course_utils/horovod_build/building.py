@@ -7,24 +7,20 @@ venv is needed.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from ..following import run_followed
+from ..showing import Progress
 from .needs import check_machine, jobs
 from .pace import Pace, planned
 from .recipe import HorovodBuildFailed, Recipe
-from .showing import Progress
 from .wanted import Wanted
 from .wheels import WORK
 from .why import explain
@@ -137,40 +133,10 @@ class _Build:
     ) -> None:
         """Run `command`, give each of its lines to `follow`. Raises _Failed where it does not end well."""
         self._log.write(f"$ {' '.join(command)}\n".encode())
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            for line in self._lines(process):
-                if follow:
-                    follow(line)
-            failed = process.wait() != 0
-        finally:
-            _end(process)
-        if failed:
+        if run_followed(
+            command, follow, self._progress.tick, log=self._log, folder=folder, environment=self._environment
+        ):
             raise _Failed(step)
-
-    def _lines(self, process: subprocess.Popen[bytes]) -> Iterator[str]:
-        assert process.stdout
-        rest = b""
-        with selectors.DefaultSelector() as selector, process.stdout as output:
-            selector.register(output, selectors.EVENT_READ)
-            while True:
-                if selector.select(timeout=1.0):
-                    data = os.read(output.fileno(), 65536)
-                    if not data:
-                        break
-                    self._log.write(data)
-                    self._log.flush()
-                    *lines, rest = (rest + data).split(b"\n")
-                    yield from (line.decode("utf-8", "replace") for line in lines)
-                self._progress.tick()
 
 
 class _Failed(Exception):
@@ -179,18 +145,3 @@ class _Failed(Exception):
     def __init__(self, step: str) -> None:
         self.step = step
         super().__init__(step)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of the process's group: ask, then force what has not gone."""
-    for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except (ProcessLookupError, PermissionError):
-                return
-            time.sleep(0.02)

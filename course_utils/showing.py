@@ -1,4 +1,4 @@
-"""What a build shows while it runs: a bar in a notebook or a terminal, elsewhere a line now and then.
+"""What a long piece of set-up shows while it runs: a bar in a notebook or a terminal, elsewhere a line now and then.
 
 Under COURSE_PLAIN=1 only the first and the last line, without times, so that two executions show the same text.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..front_end import in_a_notebook, is_plain
+from .front_end import in_a_notebook, is_plain
 
 WIDTH = 30
 LINE_EVERY = 30.0  # seconds between two lines where nothing can be redrawn
