@@ -29,6 +29,7 @@ PATIENCE = 6.0  # seconds without any progress before an answer counts as stuck
 SECOND_PATIENCE = 3.0  # times as long, where a rank was still at work: on a busy machine it may only have been slow
 _LOG_LINE = r"\[[IWE]\d+ |[IWE]\d{4} |(WARNING|ERROR):(absl|tensorflow):"  # torch's, abseil's, TensorFlow's
 _LONGER = "preamble.length"  # gloo's words when it ends a process for a message that is too long
+_MESSAGE = 400  # characters of an exception's message; TensorFlow's can take a page
 LIMIT = 30.0  # seconds that one trial may take in all: an answer that prints for ever does make progress
 
 
@@ -336,7 +337,7 @@ def _crashed(exercise: Exercise, trial: Trial, error: WorkerFailed) -> Verdict:
     finding = Finding(
         given=case.given,
         expected="a result",
-        received=f"{error.exception_type}: {error.exception_message}",
+        received=_cut(f"{error.exception_type}: {error.exception_message}", _MESSAGE),
         rank=error.rank,
         why=_why_raised(error),
     )
@@ -368,6 +369,14 @@ def _why_raised(error: WorkerFailed) -> str:
         (
             "nvalid destination rank|nvalid source rank|out of range for group",
             "There is no such rank: think of the two ends.",
+        ),
+        (
+            "has no attribute 'merge_call'",
+            "Keras applies gradients inside strategy.run, where each replica calls apply_gradients.",
+        ),
+        (
+            "Shape mismatch in the collective",
+            "Collectives are matched by their order: do all workers call the same ones, one after the other?",
         ),
         ("a leaf Variable that requires grad", "Work on tensor.detach() or on a clone: autograd watches the original."),
         (
@@ -403,4 +412,8 @@ def _short(value: Any) -> str:
         text = repr(value)
     except Exception as error:
         text = f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
-    return text if len(text) <= 200 else f"{text[:200]} ..."
+    return _cut(text, 200)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]} ..."

@@ -19,6 +19,7 @@ LESSONS = {
     "03": "data parallel by hand",
     "04": "build your own DDP",
     "05": "PyTorch DDP",
+    "08": "TensorFlow strategies",
 }
 
 
