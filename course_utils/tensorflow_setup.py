@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import re
 import sys
 from pathlib import Path
 
 from .errors import FrameworkMissing
 from .following import run_followed
+from .front_end import nothing_printed
 from .showing import Progress
 
 PACKAGES = {"tensorflow": "tensorflow>=2.20", "tf_keras": "tf-keras>=2.20"}  # what is imported -> what pip installs
 
 
 def ensure_tensorflow(show: bool = True) -> None:
-    """Make `import tensorflow` and `import tf_keras` work; with `show`, the progress is shown.
+    """Make `import tensorflow` and `import tf_keras` work, and import TensorFlow; with `show`, the progress is shown.
+
+    What its libraries write while they are loaded (that there is no GPU, say) and what it logs at its start is kept
+    from the notebook; set TF_CPP_MIN_LOG_LEVEL to see the latter.
 
     A TensorFlow that is there, as on Kaggle and Colab, stays as it is; where tf_keras alone is absent, the one that
     fits it is added and nothing else. In a clone of the repository pip takes the versions the course was tested with.
@@ -40,6 +45,10 @@ def ensure_tensorflow(show: bool = True) -> None:
     now = _versions()
     if set(PACKAGES) - set(now):
         raise FrameworkMissing("TensorFlow was installed, but this Python does not see it: restart the kernel.")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and says so
+    with nothing_printed():
+        importlib.import_module("tensorflow")
     progress.say(f"TensorFlow {now['tensorflow']} is ready.")
 
 

@@ -32,10 +32,15 @@ def meet_at_a_port(tasks: tuple[Task, ...]) -> Iterator[Variables]:
 
 @contextlib.contextmanager
 def meet_by_tf_config(tasks: tuple[Task, ...]) -> Iterator[Variables]:
-    """TF_CONFIG with a reserved port a task. Where each worker can have a GPU of its own, it sees that one alone."""
+    """TF_CONFIG with a reserved port a task.
+
+    Where each worker can have a GPU of its own, it sees that one alone; a lone worker sees them all.
+    """
     workers = [rank for rank, task in enumerate(tasks) if task.role != "ps"]
     gpus = [device for device, _ in devices()]
     own = dict(zip(workers, gpus, strict=False)) if len(gpus) >= len(workers) else {}
+    if gpus and len(workers) == 1:
+        own = {workers[0]: ",".join(gpus)}
     with reserved_ports(len(tasks)) as ports:
         cluster: dict[str, list[str]] = {}
         for task, port in zip(tasks, ports, strict=True):

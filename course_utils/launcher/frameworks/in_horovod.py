@@ -15,6 +15,7 @@ from typing import Any
 import horovod.torch as hvd
 from horovod.torch import mpi_ops
 
+from ...front_end import nothing_printed
 from . import inside as base
 
 _TENSORFLOW = "horovod.tensorflow"
@@ -92,7 +93,7 @@ class Inside(base.Inside):
 
 
 def _quietly(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    with base.nothing_printed():
+    with nothing_printed():
         execute(module)
 
 

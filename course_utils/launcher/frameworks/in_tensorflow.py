@@ -11,9 +11,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ...front_end import nothing_printed
 from . import inside as base
 
-with base.nothing_printed():
+with nothing_printed():
     import tensorflow as tf
     from tensorflow.python.autograph.pyct import loader
     from tensorflow.python.eager import context

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -47,16 +44,3 @@ class Inside:
 def itself(value: Any) -> Any:
     """What the kernel makes of a plain form: no more than it is."""
     return value
-
-
-@contextlib.contextmanager
-def nothing_printed() -> Iterator[None]:
-    """Keep what compiled code says while it is imported, such as that there is no GPU, from the cell."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
